@@ -1,0 +1,46 @@
+"""Assemble the command line. Each command is one module of this package with a function ``register(app)``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import typer
+
+COMMANDS = ("demo", "diagnose", "fit", "encode", "evaluate", "index", "search", "scenes")
+
+
+class UserError(Exception):
+    """A mistake the user can mend; shown without a traceback, exit code 1."""
+
+
+app = typer.Typer(
+    name="clipmend",
+    help="Make CLIP-like image-text encoders say what they know: find where negation is lost, mend it, search with it.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+for _command in COMMANDS:
+    if find_spec(f"clipmend.cli.{_command}"):
+        import_module(f"clipmend.cli.{_command}").register(app)
+
+
+def main() -> None:
+    """Run the command line: a user's mistake is one clear line on standard error and exit code 1."""
+    try:
+        app()
+    except (ValueError, OSError, ImportError, UserError) as error:
+        from rich.console import Console
+
+        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escaped(error)}")
+        sys.exit(1)
+
+
+def _escaped(error: BaseException) -> str:
+    from rich.markup import escape
+
+    return escape(str(error) or type(error).__name__)
