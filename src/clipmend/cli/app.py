@@ -24,6 +24,23 @@ app = typer.Typer(
     add_completion=False,
 )
 
+
+
+def _version(show: bool) -> None:
+    if show:
+        from clipmend import __version__
+
+        typer.echo(f"clipmend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
+) -> None:
+    """Options of the command itself; the work is in its sub-commands."""
+
+
 for _command in COMMANDS:
     if find_spec(f"clipmend.cli.{_command}"):
         import_module(f"clipmend.cli.{_command}").register(app)
