@@ -1,0 +1,171 @@
+"""Which images, captions and questions a training step sees."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipmend.data.records import TRUE, NegationData
+from clipmend.negation.features import TextFeatures
+
+__all__ = ["Batch", "Pairs", "Source", "Triples", "split_images"]
+
+
+@dataclass
+class Batch:
+    """One truthful step: rows of images and captions, their truth and each caption's own image."""
+
+    images: Tensor  # [B, D]
+    captions: np.ndarray  # [M] rows of the source's captions
+    truth: Tensor  # [B, M] int8
+    own: Tensor  # [M] row of ``images`` or -1
+    plain: np.ndarray  # [M] bool: affirmative, to be preserved
+
+
+@dataclass
+class Triples:
+    """One released step: image, original caption, negated caption."""
+
+    images: Tensor  # [B, D]
+    originals: np.ndarray  # [B]
+    negated: np.ndarray  # [B]
+
+
+@dataclass
+class Pairs:
+    """Images with a negated caption that is true of each and one that is false."""
+
+    images: np.ndarray  # [P] rows of the source's images
+    true: np.ndarray  # [P] rows of the source's captions
+    false: np.ndarray  # [P]
+
+
+class Source:
+    """Annotated data with its features, ready to be sampled.
+
+    Args:
+        data: captions, facts, questions.
+        images: ``[N, D]`` unit image embeddings (or what stands in for them), aligned with ``data.images``.
+        texts: features of every caption, aligned with ``data.captions``.
+        chosen: images that may be sampled (default: all).
+        groups: ``[N]`` integers; a batch draws its images from one group only. Text-only sets come in small worlds that share
+            their nouns, so that a batch holds sets with and without each.
+    """
+
+    def __init__(
+        self,
+        data: NegationData,
+        images: Tensor,
+        texts: TextFeatures,
+        chosen: np.ndarray | None = None,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        if len(images) != len(data.images):
+            raise ValueError(f"{data.name}: {len(images)} image embeddings for {len(data.images)} images")
+        if not torch.isfinite(images).all():
+            bad = int((~torch.isfinite(images).all(1)).nonzero()[0])
+            raise ValueError(f"{data.name}: the embedding of image {bad} ({data.images[bad]}) holds NaN or infinity")
+        self.data, self.images, self.texts = data, images, texts
+        self.chosen = np.arange(len(images)) if chosen is None else np.asarray(chosen)
+        self.groups = None
+        if groups is not None:
+            self.groups = [self.chosen[groups[self.chosen] == g] for g in np.unique(groups[self.chosen])]
+        inside = np.zeros(len(images), bool)
+        inside[self.chosen] = True
+        self.affirmative: dict[int, list[int]] = defaultdict(list)
+        self.negated: dict[int, list[int]] = defaultdict(list)
+        self.deniers: dict[str, list[int]] = defaultdict(list)
+        self.queries: list[int] = []
+        for row, caption in enumerate(data.captions):
+            if caption.image >= 0 and not inside[caption.image]:
+                continue
+            if caption.image >= 0:
+                (self.negated if caption.denies else self.affirmative)[caption.image].append(row)
+            for atom in caption.denies:
+                self.deniers[atom].append(row)
+            if caption.form == "negative":
+                self.queries.append(row)
+        self.questions = [q for q in data.questions if inside[q.image]]
+
+    def batch(self, rng: np.random.Generator, size: int, queries: float = 0.5) -> Batch:
+        """Sample ``size`` images; each brings an affirmative caption, a true negated one, and one that denies what it shows.
+
+        Args:
+            rng: where chance comes from.
+            size: images (fewer where the data, or a group of it, has fewer).
+            queries: purely negative captions added, as a share of ``size``: what an exclusion query looks like.
+        """
+        pool = self.chosen if self.groups is None else self.groups[rng.integers(len(self.groups))]
+        images = rng.choice(pool, min(size, len(pool)), replace=False)
+        rows: list[int] = []
+        for image in images.tolist():
+            for own in (self.affirmative, self.negated):
+                if own.get(image):
+                    rows.append(own[image][rng.integers(len(own[image]))])
+            denied = [atom for atom in sorted(self.data.facts[image]) if atom in self.deniers]
+            if denied:
+                candidates = self.deniers[denied[rng.integers(len(denied))]]
+                rows.append(candidates[rng.integers(len(candidates))])
+        extra = round(queries * len(images))
+        if self.queries and extra:
+            rows.extend(self.queries[k] for k in rng.integers(len(self.queries), size=extra))
+        captions = np.unique(np.asarray(rows, np.int64))
+        truth = self.data.truth(images.tolist(), captions.tolist())
+        place = {image: b for b, image in enumerate(images.tolist())}
+        own_rows = np.array([place.get(self.data.captions[c].image, -1) for c in captions.tolist()])
+        # A caption without an image in the batch takes one it is true of, at random: "no cat" is a caption of any catless image.
+        priority = rng.random(truth.shape) * (truth == TRUE)
+        adopted = np.where((truth == TRUE).any(0), priority.argmax(0), -1)
+        own_rows = np.where(own_rows >= 0, own_rows, adopted)
+        plain = np.array([self.data.captions[c].form == "affirmative" for c in captions.tolist()], bool)
+        return Batch(self.images[images], captions, torch.from_numpy(truth), torch.from_numpy(own_rows), plain)
+
+    def triples(self, rng: np.random.Generator, size: int) -> Triples:
+        """Sample ``size`` triples for the released objective, from images that have both kinds of caption."""
+        pool = [i for i in self.chosen.tolist() if self.affirmative.get(i) and self.negated.get(i)]
+        if not pool:
+            raise ValueError(f"{self.data.name}: no image has both an affirmative and a negated caption, which the released objective needs")
+        images = rng.choice(pool, min(size, len(pool)), replace=False)
+        pick = lambda rows: rows[rng.integers(len(rows))]  # noqa: E731
+        originals = np.array([pick(self.affirmative[i]) for i in images.tolist()])
+        negated = np.array([pick(self.negated[i]) for i in images.tolist()])
+        return Triples(self.images[images], originals, negated)
+
+    def question_batch(self, rng: np.random.Generator, size: int) -> tuple[Tensor, np.ndarray, Tensor]:
+        """``[Q, D]`` images, ``[Q, O]`` caption rows with the options shuffled, ``[Q]`` answers."""
+        chosen = rng.choice(len(self.questions), min(size, len(self.questions)), replace=False)
+        most = min(len(self.questions[k].options) for k in chosen)
+        options, answers, images = [], [], []
+        for k in chosen.tolist():
+            question = self.questions[k]
+            wrong = [o for n, o in enumerate(question.options) if n != question.answer]
+            row = [question.options[question.answer], *rng.permutation(wrong)[: most - 1].tolist()]
+            order = rng.permutation(most)
+            options.append([row[o] for o in order])
+            answers.append(int(np.flatnonzero(order == 0)[0]))
+            images.append(question.image)
+        return self.images[images], np.asarray(options), torch.tensor(answers)
+
+    def paired_rows(self, rng: np.random.Generator, size: int) -> Pairs:
+        """Sample ``size`` images (fewer where some lack one of the two) with a true and a false negated caption."""
+        images, true, false = [], [], []
+        for image in rng.choice(self.chosen, min(size, len(self.chosen)), replace=False).tolist():
+            denied = [atom for atom in sorted(self.data.facts[image]) if atom in self.deniers]
+            if not denied or not self.negated.get(image):
+                continue
+            candidates = self.deniers[denied[rng.integers(len(denied))]]
+            images.append(image)
+            true.append(self.negated[image][rng.integers(len(self.negated[image]))])
+            false.append(candidates[rng.integers(len(candidates))])
+        return Pairs(np.asarray(images, np.int64), np.asarray(true, np.int64), np.asarray(false, np.int64))
+
+
+def split_images(count: int, fraction: float, seed: int, most: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    """Split ``count`` images into training and validation, at random but fixed by ``seed``; at most ``most`` validate."""
+    order = np.random.default_rng((seed, 1)).permutation(count)
+    held = min(most, round(fraction * count))
+    return np.sort(order[held:]), np.sort(order[:held])

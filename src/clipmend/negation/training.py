@@ -1,0 +1,383 @@
+"""Fit a patch: train the two correction networks on features that were extracted once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clipmend.backbones.base import DualEncoder
+from clipmend.data.records import NegationData
+from clipmend.negation.config import PeakPatchConfig
+from clipmend.negation.features import extract_image_features, extract_text_features
+from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
+from clipmend.negation.objective import pair_loss, preservation_loss, question_loss, released_loss, truthful_loss
+from clipmend.negation.patch import PeakPatch
+from clipmend.negation.sampling import Source, split_images
+from clipmend.negation.text_only import text_only_data
+from clipmend.negation.validation import Validation
+
+__all__ = ["fit"]
+
+
+def fit(
+    encoder: DualEncoder,
+    data: NegationData | str | os.PathLike[str] | None = None,
+    config: PeakPatchConfig | None = None,
+    *,
+    nouns: Sequence[str] | int | None = None,
+    image_embeddings: Tensor | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    device: str | torch.device | None = None,
+    progress: bool = False,
+    on_validation: Callable[[int, dict[str, float]], None] | None = None,
+) -> PeakPatch:
+    """Fit a patch for ``encoder``; its weights and its image side stay as they are.
+
+    Three kinds of fit, by what is given:
+
+    - ``data`` and ``config.text_only_weight > 0`` (the default): images, mixed with text-only noun sets. The noun sets teach
+      the *operation* of negation, the images what this encoder's image side looks like. The best choice where there is data.
+    - ``data`` with ``text_only_weight=0``: images only.
+    - no ``data``: text-only. No image at all; the first thing to try with a CLIP of one's own.
+
+    Args:
+        encoder: the backbone.
+        data: annotated images and captions, or a folder made by ``clipmend scenes``.
+        config: hyper-parameters; layers left ``None`` are suggested by :func:`clipmend.diagnose`.
+        nouns: for text-only pairs, the nouns to speak of, or how many of the shipped list to take (default: all of it).
+        image_embeddings: ``[N, D]`` embeddings of ``data.images``, if they exist already. Without ``data``: a sample of
+            embeddings of the user's images (an index), whose mean tells text-only training where images lie.
+        directory: keep features and checkpoints here, and go on from here after a kill.
+        device: where to train; default: where the encoder is.
+        progress: show progress bars with live losses.
+        on_validation: called with the step and the metrics after every validation.
+
+    Returns:
+        the patch with the best validation score, its metrics within.
+
+    Raises:
+        ValueError: neither data nor nouns, data without negated captions, or embeddings that are not finite.
+    """
+    config = _with_layers(config or PeakPatchConfig(), encoder)
+    run = _Run(encoder, data, config, nouns, image_embeddings, None if directory is None else Path(directory), device, progress)
+    with torch.random.fork_rng(devices=[]):
+        return run.train(on_validation)
+
+
+def _with_layers(config: PeakPatchConfig, encoder: DualEncoder) -> PeakPatchConfig:
+    if config.is_resolved:
+        return config.resolved(encoder)
+    diagnosis = None
+    if config.peak is None:
+        from clipmend.negation.diagnosis import diagnose
+
+        diagnosis = diagnose(encoder, probes=False, bootstrap=0)
+    return config.resolved(encoder, diagnosis)
+
+
+class _Run:
+    """Everything one fit holds: sources, networks, optimiser, the best state so far."""
+
+    def __init__(
+        self,
+        encoder: DualEncoder,
+        data: NegationData | str | os.PathLike[str] | None,
+        config: PeakPatchConfig,
+        nouns: Sequence[str] | int | None,
+        image_embeddings: Tensor | None,
+        directory: Path | None,
+        device: str | torch.device | None,
+        progress: bool,
+    ) -> None:
+        self.encoder, self.config, self.directory, self.progress = encoder, config, directory, progress
+        self.device = torch.device(device) if device is not None else encoder.device
+        self.started = time.monotonic()
+        sources: dict[str, Source] = {}
+        validations: dict[str, Validation] = {}
+        image_mean = None
+        if data is not None:
+            if not isinstance(data, NegationData):
+                from clipmend.data.scenes import negation_data_from_folder
+
+                data = negation_data_from_folder(Path(data))
+            images = image_embeddings if image_embeddings is not None else self._image_features(data)
+            images = F.normalize(images.float(), dim=-1)
+            image_mean = images.mean(0)
+            sources["images"], validations["images"] = self._source(data, images, None)
+        elif image_embeddings is not None:
+            image_mean = F.normalize(image_embeddings.float(), dim=-1).mean(0)
+        if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
+            noun_data, stand_ins, groups = text_only_data(
+                encoder, nouns, count=config.text_only_sets, seed=config.seed, image_mean=image_mean, progress=progress
+            )
+            sources["text"], validations["text"] = self._source(noun_data, stand_ins, groups)
+        self.sources, self.validations = sources, validations
+        self.digest = self._training_digest()
+        torch.manual_seed(config.seed)
+        assert config.text_width is not None and config.embed_dim is not None and config.scn_layers is not None
+        self.ecn = EmbeddingCorrectionNetwork(
+            config.text_width, config.embed_dim, config.hidden, config.heads, config.dropout,
+            config.use_anchor, config.use_pool, config.eos_only,
+        ).to(self.device)  # fmt: skip
+        self.scn: ScoreCorrectionNetwork | None = None
+        if config.use_scn:
+            self.scn = ScoreCorrectionNetwork(config.embed_dim, len(config.scn_layers), config.context, config.bound).to(self.device)
+        images_total = max(len(s.chosen) for s in sources.values())
+        self.steps = config.steps or math.ceil((config.epochs or 1) * images_total / config.batch_size)
+        self.eval_every = config.eval_every or max(1, self.steps // 10)
+
+    # ---- data -------------------------------------------------------------------------------------------------------------
+
+    def _folder(self, name: str) -> Path | None:
+        return None if self.directory is None else self.directory / "features" / name
+
+    def _image_features(self, data: NegationData) -> Tensor:
+        return torch.as_tensor(
+            np.asarray(extract_image_features(self.encoder, data.images, directory=self._folder("images"), progress=self.progress))
+        )
+
+    def _source(self, data: NegationData, images: Tensor, groups: np.ndarray | None) -> tuple[Source, Validation]:
+        if not any(c.denies for c in data.captions):
+            raise ValueError(f"{data.name}: not one caption denies anything; there is nothing to learn negation from")
+        config = self.config
+        assert config.anchor is not None and config.peak is not None and config.scn_layers is not None
+        texts = extract_text_features(
+            self.encoder, [c.text for c in data.captions], anchor=config.anchor, peak=config.peak,
+            scn_layers=config.scn_layers, directory=self._folder(f"{data.name}-texts"), progress=self.progress,
+        )  # fmt: skip
+        if groups is None:
+            train, held = split_images(len(images), config.validation_fraction, config.seed)
+        else:  # whole worlds are held out, so that no noun set of a held-out world was trained on
+            names = np.unique(groups)
+            kept, out = split_images(len(names), min(config.validation_fraction, 4 / max(len(names), 1)), config.seed)
+            train, held = np.flatnonzero(np.isin(groups, names[kept])), np.flatnonzero(np.isin(groups, names[out]))
+        return Source(data, images, texts, train, groups), Validation(Source(data, images, texts, held, groups), seed=config.seed)
+
+    def _training_digest(self) -> str:
+        digest = hashlib.sha256()
+        for name, source in sorted(self.sources.items()):
+            digest.update(name.encode())
+            for caption in source.data.captions:
+                digest.update(f"{caption.image}\t{caption.text}\t{caption.asserts}\t{caption.denies}\n".encode())
+            digest.update(np.ascontiguousarray(source.images.numpy()).tobytes())
+        return digest.hexdigest()
+
+    # ---- one step ---------------------------------------------------------------------------------------------------------
+
+    def correct(self, source: Source, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+        """``[M, D]`` corrected unit embeddings of captions, and their features."""
+        features = source.texts.batch(rows, device=self.device)
+        corrected = self.ecn(
+            features["embedding"], features["peak_tokens"], features["mask"], features["peak_eos"], features["anchor_eos"]
+        )
+        return corrected, features
+
+    def _contrast(self, source: Source, rng: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+        """Truthful loss and preservation loss of a sampled batch."""
+        batch = source.batch(rng, size)
+        corrected, features = self.correct(source, batch.captions)
+        loss = truthful_loss(
+            batch.images.to(self.device), corrected, batch.truth.to(self.device), batch.own.to(self.device), self.config.logit_scale
+        )
+        plain = torch.from_numpy(batch.plain).to(self.device)
+        return loss, preservation_loss(corrected[plain], features["embedding"][plain])
+
+    def _questions(self, source: Source, rng: np.random.Generator, size: int) -> Tensor:
+        assert self.scn is not None
+        images, options, answers = source.question_batch(rng, size)
+        corrected, features = self.correct(source, options.reshape(-1))
+        contexts = torch.cat([features["scn"][:, :-1], corrected[:, None]], 1)  # [Q*O, L, D]
+        repeated = images.to(self.device).repeat_interleave(options.shape[1], 0)
+        corrections = self.scn.correction(repeated, contexts)
+        scores = (repeated * corrected).sum(-1) + corrections
+        return question_loss(
+            scores.view(options.shape), answers.to(self.device), corrections.view(options.shape),
+            self.config.scn_temperature, self.config.correction_penalty,
+        )  # fmt: skip
+
+    def _pairs(self, source: Source, rng: np.random.Generator, size: int) -> Tensor:
+        """Text-only pairs: the stand-in of a noun set is nearer to what is true of it than to what is false."""
+        rows = source.paired_rows(rng, size)
+        corrected, _ = self.correct(source, np.concatenate([rows.true, rows.false]))
+        true, false = corrected.split(len(rows.true))
+        return pair_loss(source.images[rows.images].to(self.device), true, false, self.config.text_only_scale)
+
+    def losses(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The weighted terms of one step."""
+        config, terms = self.config, {}
+        main = self.sources.get("images")
+        if config.objective == "released":
+            source = main or self.sources["text"]
+            triples = source.triples(rng, config.batch_size)
+            corrected, _ = self.correct(source, np.concatenate([triples.originals, triples.negated]))
+            originals, negated = corrected.split(len(triples.originals))
+            terms["ecn"] = released_loss(triples.images.to(self.device), originals, negated, config.logit_scale)
+        else:
+            if main is not None:
+                terms["ecn"], preserved = self._contrast(main, rng, config.batch_size)
+                terms["preserve"] = config.preservation_weight * preserved
+            if "text" in self.sources:
+                weight = config.text_only_weight if main is not None else 1.0
+                size = config.text_only_batch if main is not None else config.batch_size
+                loss, preserved = self._contrast(self.sources["text"], rng, size)
+                pairs = self._pairs(self.sources["text"], rng, size)
+                terms["text"] = weight * (loss + pairs)
+                terms["preserve"] = terms.get("preserve", torch.zeros((), device=self.device)) + config.preservation_weight * preserved
+        if self.scn is not None:
+            asked = [s for s in self.sources.values() if s.questions]
+            for source in asked:
+                part = config.scn_weight * self._questions(source, rng, max(1, config.question_batch // len(asked)))
+                terms["scn"] = terms.get("scn", torch.zeros((), device=self.device)) + part / len(asked)
+        return terms
+
+    def pretrain_loss(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Regress the correction of a negated caption onto ``normalize(original) - normalize(negated)``: MSE + (1 - cos)."""
+        source = self.sources.get("images") or self.sources["text"]
+        triples = source.triples(rng, self.config.batch_size)
+        features = source.texts.batch(triples.negated, device=self.device)
+        originals = source.texts.batch(triples.originals, device=self.device)["embedding"]
+        target = originals - features["embedding"]
+        delta = self.ecn.delta(features["peak_tokens"], features["mask"], features["peak_eos"], features["anchor_eos"])
+        return {"pretrain": F.mse_loss(delta, target) + (1 - F.cosine_similarity(delta, target, dim=-1)).mean()}
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------------
+
+    def train(self, on_validation: Callable[[int, dict[str, float]], None] | None) -> PeakPatch:
+        from clipmend.negation.progress import training_progress
+
+        config = self.config
+        total = config.pretrain_steps + self.steps
+        optimizer = torch.optim.AdamW(self._groups(), lr=config.ecn_learning_rate)
+        state = self._resume(optimizer)
+        with training_progress(total, self.progress, start=state["step"]) as show:
+            for step in range(state["step"], total):
+                # A step's chance depends on nothing but the step, so that a resumed run repeats an uninterrupted one.
+                rng = np.random.default_rng((config.seed, 2, step))
+                torch.manual_seed(int(rng.integers(2**62)))
+                self._set_rates(optimizer, step)
+                self._train_mode(True)
+                terms = self.pretrain_loss(rng) if step < config.pretrain_steps else self.losses(rng)
+                loss = torch.stack(list(terms.values())).sum()
+                if not torch.isfinite(loss):
+                    raise ValueError(f"the loss is {loss.item()} at step {step + 1}; try a lower learning rate than {config.ecn_learning_rate}")
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], config.grad_clip)
+                optimizer.step()
+                show(step + 1, {name: value.item() for name, value in terms.items()})
+                state["step"] = step + 1
+                if step + 1 == total or (step + 1 > config.pretrain_steps and (step + 1) % self.eval_every == 0):
+                    metrics = self.validate()
+                    state["history"].append({"step": step + 1, **metrics})
+                    if metrics["score"] >= state["best_score"]:
+                        state["best_score"], state["best"] = metrics["score"], deepcopy(self._weights())
+                        state["best_step"] = step + 1
+                    self._checkpoint(optimizer, state)
+                    if on_validation is not None:
+                        on_validation(step + 1, metrics)
+        self.ecn.load_state_dict(state["best"]["ecn"])
+        if self.scn is not None:
+            self.scn.load_state_dict(state["best"]["scn"])
+        self._train_mode(False)
+        return self._patch(state)
+
+    def validate(self) -> dict[str, float]:
+        """Metrics on held-out images and held-out noun worlds; ``score`` is what the best state is chosen by."""
+        self._train_mode(False)
+        metrics: dict[str, float] = {}
+        with torch.inference_mode():
+            for name, validation in self.validations.items():
+                for key, value in validation.measure(lambda rows, s=validation.source: self.correct(s, rows), self.scn).items():
+                    metrics[f"{name}/{key}"] = value
+        scores = [value for key, value in metrics.items() if key.endswith("/score")]
+        metrics["score"] = float(np.mean(scores))
+        return metrics
+
+    def _groups(self) -> list[dict[str, Any]]:
+        groups = []
+        for network, rate in ((self.ecn, self.config.ecn_learning_rate), (self.scn, self.config.scn_learning_rate)):
+            if network is None:
+                continue
+            for decays in (True, False):
+                parameters = [p for p in network.parameters() if (p.ndim > 1) == decays]
+                groups.append({"params": parameters, "rate": rate, "weight_decay": self.config.weight_decay if decays else 0.0})
+        return groups
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        config = self.config
+        if step < config.pretrain_steps:
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3
+            return
+        step -= config.pretrain_steps
+        warm = min(1.0, (step + 1) / max(1, min(config.warmup_steps, self.steps // 4)))
+        for group in optimizer.param_groups:
+            group["lr"] = group["rate"] * warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def _train_mode(self, on: bool) -> None:
+        self.ecn.train(on)
+        if self.scn is not None:
+            self.scn.train(on)
+
+    def _weights(self) -> dict[str, Any]:
+        weights = {"ecn": self.ecn.state_dict()}
+        if self.scn is not None:
+            weights["scn"] = self.scn.state_dict()
+        return weights
+
+    def _checkpoint(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        if self.directory is None:
+            return
+        path = self.directory / "checkpoint.pt"
+        part = path.with_suffix(".part")
+        torch.save({**state, "weights": self._weights(), "optimizer": optimizer.state_dict(), "identity": self._identity()}, part)
+        os.replace(part, path)
+
+    def _identity(self) -> str:
+        return hashlib.sha256(json.dumps([self.config.to_dict(), self.digest, self.steps], sort_keys=True).encode()).hexdigest()
+
+    def _resume(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        fresh: dict[str, Any] = {"step": 0, "best": self._weights(), "best_score": -math.inf, "best_step": 0, "history": []}
+        path = None if self.directory is None else self.directory / "checkpoint.pt"
+        if path is None or not path.exists():
+            return fresh
+        try:
+            saved = torch.load(path, map_location=self.device, weights_only=True)
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
+        if saved.pop("identity") != self._identity():
+            raise ValueError(f"{path} belongs to a fit with another configuration or other data; delete it or choose another directory")
+        weights = saved.pop("weights")
+        self.ecn.load_state_dict(weights["ecn"])
+        if self.scn is not None:
+            self.scn.load_state_dict(weights["scn"])
+        optimizer.load_state_dict(saved.pop("optimizer"))
+        return saved
+
+    def _patch(self, state: dict[str, Any]) -> PeakPatch:
+        best = next((entry for entry in state["history"] if entry["step"] == state["best_step"]), {})
+        metrics = {
+            "validation": {k: v for k, v in best.items() if k != "step"},
+            "best_step": state["best_step"],
+            "steps": self.steps,
+            "images": len(self.sources["images"].chosen) if "images" in self.sources else 0,
+            "text_only_sets": len(self.sources["text"].chosen) if "text" in self.sources else 0,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "history": state["history"],
+        }
+        return PeakPatch(
+            config=self.config, ecn=self.ecn.cpu(), scn=None if self.scn is None else self.scn.cpu(), backbone=self.encoder.name,
+            fingerprint=self.encoder.fingerprint, metrics=metrics, training_data=self.digest,
+        )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Validation while a patch is trained: quick, on held-out images, from features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipmend.data.records import FALSE, TRUE
+from clipmend.negation.networks import ScoreCorrectionNetwork
+from clipmend.negation.sampling import Source
+
+__all__ = ["Validation", "auroc"]
+
+Correct = Callable[[np.ndarray], tuple[Tensor, dict[str, Tensor]]]
+
+
+def auroc(positive: Tensor, negative: Tensor) -> float:
+    """Share of (positive, negative) pairs in which the positive score is higher, ties one half; NaN for an empty side."""
+    if len(positive) == 0 or len(negative) == 0:
+        return float("nan")
+    order = torch.sort(negative).values
+    below = torch.searchsorted(order, positive, right=False)
+    up_to = torch.searchsorted(order, positive, right=True)
+    return float((below + up_to).double().mean() / (2 * len(negative)))
+
+
+class Validation:
+    """A fixed sample of questions, exclusion captions and plain captions of held-out images.
+
+    Args:
+        source: the held-out images with their captions.
+        questions: most questions asked.
+        queries: most negative captions ranked against the images.
+        plain: most affirmative captions checked for having stayed in place.
+        seed: fixes the sample.
+    """
+
+    def __init__(self, source: Source, *, questions: int = 300, queries: int = 250, plain: int = 250, seed: int = 0) -> None:
+        self.source = source
+        rng = np.random.default_rng((seed, 3))
+        self.questions = [source.questions[k] for k in _some(rng, len(source.questions), questions)]
+        affirmative = [row for rows in source.affirmative.values() for row in rows]
+        self.plain = np.array([affirmative[k] for k in _some(rng, len(affirmative), plain)], np.int64)
+        chosen = source.chosen.tolist()
+        self.queries, truths = np.zeros(0, np.int64), np.zeros((len(chosen), 0), np.int8)
+        if source.queries and chosen:
+            # More candidates than needed: a query that no held-out image contradicts says nothing.
+            candidates = np.array([source.queries[k] for k in _some(rng, len(source.queries), 8 * queries)], np.int64)
+            truths = source.data.truth(chosen, candidates.tolist())
+            usable = np.flatnonzero((truths == TRUE).any(0) & (truths == FALSE).any(0))[:queries]
+            self.queries, truths = candidates[usable], truths[:, usable]
+        self.truth = torch.from_numpy(truths)
+
+    def measure(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
+        """Metrics in percent-free units: ``choice_ecn``, ``choice`` (with the SCN), ``exclusion`` (AUROC), ``kept`` (cosine).
+
+        ``score`` is the mean of choice and exclusion, less what plain captions moved beyond a cosine of .95.
+        """
+        out: dict[str, float] = {}
+        parts = []
+        if self.questions:
+            out.update(self._choice(correct, scn))
+            parts.append(out["choice"])
+        if len(self.queries):
+            images = self.source.images[self.source.chosen]
+            scores = images @ _in_chunks(correct, self.queries)[0].T  # [N, Q]
+            values = [
+                auroc(scores[self.truth[:, q] == TRUE, q], scores[self.truth[:, q] == FALSE, q]) for q in range(len(self.queries))
+            ]
+            out["exclusion"] = float(np.nanmean(values))
+            parts.append(out["exclusion"])
+        out["score"] = float(np.mean(parts)) if parts else 0.0
+        if len(self.plain):
+            corrected, original, _ = _in_chunks(correct, self.plain)
+            out["kept"] = float((corrected * original).sum(-1).mean())
+            out["score"] -= max(0.0, 0.95 - out["kept"])
+        return out
+
+    def _choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
+        most = min(len(q.options) for q in self.questions)
+        rows = np.array([[q.options[q.answer], *[o for k, o in enumerate(q.options) if k != q.answer][: most - 1]] for q in self.questions])
+        corrected, _, layers = _in_chunks(correct, rows.reshape(-1))
+        images = self.source.images[[q.image for q in self.questions]].repeat_interleave(most, 0)
+        cosine = (images * corrected).sum(-1)
+        out = {"choice_ecn": _right(cosine.view(-1, most))}
+        out["choice"] = out["choice_ecn"]
+        if scn is not None:
+            device = next(scn.parameters()).device
+            contexts = torch.cat([layers[:, :-1], corrected[:, None]], 1)
+            corrections = scn.correction(images.to(device), contexts.to(device)).cpu()
+            out["choice"] = _right((cosine + corrections).view(-1, most))
+        return out
+
+
+def _right(scores: Tensor) -> float:
+    """Share of rows whose first score is above all others: a tie is wrong."""
+    return float((scores[:, :1] > scores[:, 1:]).all(1).float().mean())
+
+
+def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
+    return np.sort(rng.choice(count, min(count, most), replace=False)) if count else np.zeros(0, np.int64)
+
+
+def _in_chunks(correct: Correct, rows: np.ndarray, size: int = 512) -> tuple[Tensor, Tensor, Tensor]:
+    """Corrected and original embeddings ``[M, D]`` and per-layer embeddings ``[M, L, D]``, on the CPU."""
+    parts = [correct(rows[k : k + size]) for k in range(0, len(rows), size)]
+    return (
+        torch.cat([corrected.cpu() for corrected, _ in parts]),
+        torch.cat([features["embedding"].cpu() for _, features in parts]),
+        torch.cat([features["scn"].cpu() for _, features in parts]),
+    )
