@@ -1,0 +1,218 @@
+"""A folder of work units: long work cut into pieces that survive a kill.
+
+The manifest fixes the units before the first one is made. Each unit is a folder of ``.npy`` files written beside its final
+place and renamed into it, with the size and SHA-256 of every file in its ``unit.json``. A run that was killed leaves whole
+units and at most one leftover, which the next run removes; the bytes of the finished folder equal those of an uninterrupted
+run, for each unit is made from its own inputs alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+__all__ = ["UnitFolder", "cut"]
+
+MANIFEST = "manifest.json"
+Arrays = dict[str, np.ndarray]
+
+
+def cut(count: int, size: int) -> list[dict[str, Any]]:
+    """Units of ``size`` consecutive rows: ``[{"id": "unit-00000", "first": 0, "last": size}, ...]``, ``last`` exclusive."""
+    if size < 1:
+        raise ValueError(f"a unit needs at least one row, not {size}")
+    return [
+        {"id": f"unit-{k:05d}", "first": first, "last": min(first + size, count)} for k, first in enumerate(range(0, count, size))
+    ]
+
+
+class UnitFolder:
+    """Work units in a folder, made once and read memory-mapped.
+
+    Args:
+        path: the folder; made where it does not exist.
+        manifest: what is to be made. ``"identity"`` (a dict) says from what: a folder of another identity is refused.
+            ``"made_by"`` (a dict) names versions and device: it must match for an unfinished folder to be continued, since
+            half a folder by one version and half by another equals neither. ``"units"`` are those of :func:`cut`. Whatever else
+            it holds (batch size) is taken from the folder where it exists already.
+        what: the noun for messages (``"text features"``).
+
+    Raises:
+        ValueError: the folder holds something else, or was begun from other inputs or by other versions.
+
+    Attributes:
+        manifest: the manifest in force.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], manifest: dict[str, Any], what: str) -> None:
+        self.path = Path(path)
+        self.what = what
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; {what} need a folder")
+        found = read_manifest(self.path, what)
+        if found is None:
+            foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(MANIFEST)] if self.path.exists() else []
+            if foreign:
+                raise ValueError(f"{self.path} is not empty and holds no {what} (but {foreign[0]!r}): give an empty or new folder")
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write_beside(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n")
+            found = manifest
+        self._refuse_other(found, manifest)
+        self.manifest = found
+
+    def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        theirs, ours = _flat(found.get("identity", {})), _flat(wanted["identity"])
+        differing = [key for key in sorted(theirs.keys() | ours.keys()) if theirs.get(key) != ours.get(key)]
+        if differing:
+            details = "; ".join(f"{key}: {_short(theirs.get(key))} there, {_short(ours.get(key))} now" for key in differing)
+            raise ValueError(
+                f"{self.path} holds {self.what} made from something else ({details}): give another folder, or delete this one"
+            )
+        unfinished = any(not (self.path / unit["id"]).is_dir() for unit in found["units"])
+        if unfinished and found.get("made_by") != wanted.get("made_by"):
+            raise ValueError(
+                f"{self.path} holds unfinished {self.what} begun by {found.get('made_by')}, and this is {wanted.get('made_by')}: "
+                "go on with the former, or delete the folder"
+            )
+
+    def run(self, make: Callable[[int, int], Arrays], *, progress: bool = False) -> None:
+        """Make the units that are missing, with ``make(first, last) -> {name: array}``; check the others and remake the damaged."""
+        with _alone(self.path, self.what):
+            for leftover in self.path.glob("*.tmp-*"):
+                if leftover.is_dir():
+                    shutil.rmtree(leftover)
+                else:
+                    leftover.unlink()
+            for unit in track(self.manifest["units"], f"Making {self.what}", disable=not progress, transient=True):
+                place = self.path / unit["id"]
+                if place.exists():
+                    damage = find_damage(place, digests=True)
+                    if damage is None:
+                        continue
+                    warnings.warn(f"{self.what}: {damage}; made again", stacklevel=2)
+                    # Renamed away first: a kill during the removal must not leave half a unit under its own name.
+                    doomed = place.rename(place.with_name(f"{unit['id']}.tmp-damaged"))
+                    shutil.rmtree(doomed)
+                self._write(place, make(unit["first"], unit["last"]))
+
+    def _write(self, place: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        beside = place.with_name(f"{place.name}.tmp-{os.getpid()}")
+        beside.mkdir()
+        files = {}
+        for name, array in arrays.items():
+            file = beside / f"{name}.npy"
+            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+            files[file.name] = {"size": file.stat().st_size, "sha256": _sha256(file)}
+        (beside / "unit.json").write_text(json.dumps({"files": files}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        beside.rename(place)
+
+    def read(self, *, digests: bool = False) -> list[Arrays]:
+        """Every unit's arrays, memory-mapped read-only, in order.
+
+        Raises:
+            ValueError: a unit is missing or damaged (sizes are always checked, digests on request).
+        """
+        return read_units(self.path, self.manifest, self.what, digests=digests)
+
+
+def read_manifest(path: Path, what: str) -> dict[str, Any] | None:
+    """The manifest of a folder, ``None`` where there is none."""
+    try:
+        found = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path / MANIFEST} is damaged ({error}): delete the folder and make the {what} again") from error
+    if not isinstance(found, dict) or not isinstance(found.get("units"), list) or "identity" not in found:
+        raise ValueError(f"{path / MANIFEST} is not a manifest of {what}: give another folder")
+    return found
+
+
+def read_units(path: Path, manifest: dict[str, Any], what: str, *, digests: bool = False) -> list[Arrays]:
+    """Arrays of every unit of a finished folder, memory-mapped; see :meth:`UnitFolder.read`."""
+    units = []
+    for unit in manifest["units"]:
+        place = path / unit["id"]
+        damage = find_damage(place, digests=digests)
+        if damage is not None:
+            raise ValueError(f"{what}: {damage}; run the extraction again to make it")
+        files = json.loads((place / "unit.json").read_text(encoding="utf-8"))["files"]
+        units.append({Path(name).stem: np.asarray(np.load(place / name, mmap_mode="r", allow_pickle=False)) for name in files})
+    return units
+
+
+def find_damage(place: Path, *, digests: bool) -> str | None:
+    """What is wrong with a unit's folder, ``None`` if nothing."""
+    if not place.is_dir():
+        return f"{place} is missing"
+    try:
+        files = json.loads((place / "unit.json").read_text(encoding="utf-8"))["files"]
+        for name, expected in files.items():
+            file = place / name
+            if not file.is_file():
+                return f"{file} is missing"
+            if file.stat().st_size != expected["size"]:
+                return f"{file} has {file.stat().st_size} bytes of {expected['size']}"
+            if digests and _sha256(file) != expected["sha256"]:
+                return f"{file} does not match its SHA-256"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{place / 'unit.json'} cannot be read ({type(error).__name__})"
+    return None
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_beside(file: Path, content: bytes) -> None:
+    beside = file.with_name(f"{file.name}.tmp-{os.getpid()}")
+    beside.write_bytes(content)
+    beside.replace(file)
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 20 else f"{text[:12]}..."
+
+
+@contextmanager
+def _alone(path: Path, what: str) -> Iterator[None]:
+    """Hold the folder against a second process; the system frees it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows: there two writers end in one of them failing to rename, never in mixed bytes
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"another process is making {what} in {path}: wait for it, or give another folder") from error
+        yield
+    finally:
+        os.close(handle)
