@@ -1,0 +1,112 @@
+"""The gate's cues: what triggers it, what must not, and its own report."""
+
+from __future__ import annotations
+
+import pytest
+
+from clipmend.negation.gate import gate_report, has_negation
+
+NEGATED = [
+    "a street with no cars",
+    "No dog in sight",
+    "this is not a dog",
+    "a picture without a cat",
+    "a picture w/o a cat",
+    "there is nothing on the table",
+    "nobody on the beach",
+    "neither a cat nor a dog",
+    "a scene lacking a cat",
+    "the room lacks a chair",
+    "a table with a lack of plates",
+    "devoid of people",
+    "a road void of cars",
+    "a street free of cars",
+    "sugar-free cake",
+    "the dog is absent",
+    "absence of trees",
+    "the lamp is missing",
+    "a salad minus the tomato",
+    "a beach sans umbrella",
+    "everything except a cat",
+    "animals excluding dogs",
+    "a park apart from benches",
+    "animals other than cats",
+    "a cat is nowhere to be seen",
+    "a street with zero cars",
+    "there isn't a dog",
+    "there isn’t a dog",
+    "there isn 't a dog",
+    "there is n't a dog",
+    "there isnt a dog",
+    "we can't see a dog",
+    "we cannot see a dog",
+    "I dont see a dog",
+    "the image doesn't feature a dog",
+    "THERE AREN'T ANY DOGS",
+    "a cat rather than a dog",
+    "a cat instead of a dog",
+    "a room with no\nchairs",
+    "a dog, not only one but two, and no cat",
+    "nothing but sand",
+    "no one on the pier",
+    "a non-red car",
+]
+PLAIN = [
+    "",
+    "a dog",
+    "locker no. 5",
+    "bus no 7 at the station",
+    "No.5 perfume",
+    "a notebook and a knot",
+    "a free concert",
+    "free parking",
+    "a Nordic cabin in northern light",
+    "a black cat",
+    "nonchalant people at noon",
+    "an astronaut in zero gravity",
+    "ground zero memorial",
+    "minus 5 degrees outside",
+    "a poster in a sans-serif font",
+    "not only a dog but also a cat",
+    "an absent-minded professor",
+    "a piano and a cannon",
+    "a want ad",
+    "wandering ants",
+    "an unlit candle",
+    "an excellent exhibition",
+    "a slack rope and lace",
+    "a snowman with a carrot nose",
+    "someone other people know",
+    "🙂🙂",
+]
+
+
+@pytest.mark.parametrize("text", NEGATED)
+def test_negated_captions_trigger(text: str) -> None:
+    assert has_negation(text)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_plain_captions_do_not(text: str) -> None:
+    assert not has_negation(text)
+
+
+def test_report_counts_both_mistakes() -> None:
+    texts = ["a dog", "a sign that says no parking", "no dog", "a treeless plain", "a cat"]
+    report = gate_report(texts, [False, False, True, True, False])
+    assert report.false_triggers == ("a sign that says no parking",)
+    assert report.misses == ("a treeless plain",)
+    assert report.false_trigger_rate == pytest.approx(1 / 3)
+    assert report.miss_rate == pytest.approx(1 / 2)
+    assert report.to_dict()["plain"] == 3
+
+
+def test_report_of_one_class_has_no_rate_for_the_other() -> None:
+    report = gate_report(["a dog"], [False])
+    assert report.false_trigger_rate == 0
+    assert report.miss_rate is None
+
+
+def test_report_needs_a_label_a_text() -> None:
+    with pytest.raises(ValueError, match="2 texts but 1 labels"):
+        gate_report(["a", "b"], [True])
