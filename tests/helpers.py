@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipmend.backbones.base import DualEncoder, Fingerprint, OnLong, TextStates
+from clipmend.backbones.base import DualEncoder, Fingerprint, LongTextsWarning, OnLong, TextStates
 
 
 class RandomDualEncoder(DualEncoder):
@@ -96,9 +97,7 @@ class RandomDualEncoder(DualEncoder):
         if long and on_long == "error":
             raise ValueError(f"{long} texts are longer than {self.context_length} tokens")
         if long and on_long == "warn":
-            import warnings
-
-            warnings.warn(f"{long} texts truncated", stacklevel=2)
+            warnings.warn(LongTextsWarning(f"{long} of {len(texts)} texts truncated", long), stacklevel=2)
         ids = [self._ids(text) for text in texts]
         longest = max(map(len, ids))
         lengths = torch.tensor([len(row) for row in ids])

@@ -120,7 +120,7 @@ def slow_batch(features: TextFeatures, rows: list[int]) -> tuple[np.ndarray, np.
 @given(data=st.data())
 def test_ragged_gather_equals_a_slow_loop(data: st.DataObject) -> None:
     shards = []
-    for sizes in data.draw(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=1, max_size=4)):
+    for sizes in data.draw(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=4)):
         rng = np.random.default_rng(len(shards))
         dense = {name: rng.normal(size=(len(sizes), 3)).astype(np.float32) for name in ("embedding", "peak_eos", "anchor_eos")}
         shards.append(
@@ -373,7 +373,7 @@ def test_long_captions_are_reported_once(encoder: RandomDualEncoder) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         extract_text_features(encoder, texts, **LAYERS, batch_size=2)
-    assert len(caught) == 1
+    assert [str(entry.message) for entry in caught] == ["10 of 10 distinct captions exceed 20 tokens and were truncated"]
     with pytest.raises(ValueError, match="longer than"):
         extract_text_features(encoder, texts, **LAYERS, on_long="error")
     with warnings.catch_warnings():

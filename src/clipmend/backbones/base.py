@@ -11,9 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["DualEncoder", "Fingerprint", "OnLong", "PreparedTexts", "TextStates"]
+__all__ = ["DualEncoder", "Fingerprint", "LongTextsWarning", "OnLong", "PreparedTexts", "TextStates"]
 
 OnLong = Literal["warn", "error", "truncate"]
+
+
+class LongTextsWarning(UserWarning):
+    """Texts were cut to the context length.
+
+    Args:
+        message: what happened.
+        count: how many texts were cut, so that a caller who works in batches can report them all at once.
+    """
+
+    def __init__(self, message: str, count: int) -> None:
+        super().__init__(message)
+        self.count = count
 
 
 @dataclass(frozen=True)

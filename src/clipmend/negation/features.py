@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,13 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipmend import __version__
-from clipmend.backbones.base import DualEncoder, OnLong
-from clipmend.negation.units import Arrays, UnitFolder, cut, read_manifest, read_units
+from clipmend.backbones.base import DualEncoder, LongTextsWarning, OnLong
+from clipmend.backbones.progress import track
+from clipmend.negation.image_features import extract_image_features
+from clipmend.negation.units import Arrays, UnitFolder, cut, manifest_of, read_manifest, read_units
 
 __all__ = ["TextFeatures", "extract_image_features", "extract_text_features"]
 
-TEXT, IMAGE = "text features", "image features"
+TEXT = "text features"
 FORMAT = 1  # raised when the arrays of a unit change their meaning
 DENSE = ("embedding", "norm", "peak_eos", "anchor_eos", "scn")  # one row a caption; "tokens" has one row a token
 
@@ -248,83 +248,28 @@ def extract_text_features(
         "embed_dim": encoder.embed_dim,
         "text_width": encoder.text_width,
     }
-    long: list[str] = []
+    cut_texts: list[LongTextsWarning] = []
 
     def make(first: int, last: int, step: int) -> Arrays:
         batches = [distinct[k : min(k + step, last)] for k in range(first, last, step)]
-        parts = [_encode(encoder, batch, anchor, peak, layers, on_long, long) for batch in batches]
+        parts = [_encode(encoder, batch, anchor, peak, layers, on_long, cut_texts) for batch in batches]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    units = cut(len(distinct), shard_size)
     if directory is None:
-        units = []
-        for unit in _track(cut(len(distinct), shard_size), TEXT, progress):
-            units.append(make(unit["first"], unit["last"], batch_size))
-        features = _text_features(identity, index, units)
-        features = features.in_memory() if len(units) > 1 else features
+        made = [make(unit["first"], unit["last"], batch_size) for unit in track(units, len(units), TEXT, progress)]
+        features = _text_features(identity, index, made)
+        features = features.in_memory() if len(made) > 1 else features
     else:
-        manifest = _manifest(encoder, identity, batch_size, cut(len(distinct), shard_size))
+        manifest = manifest_of(encoder, identity, batch_size, units)
         folder = UnitFolder(directory, manifest, TEXT)
         folder.run(lambda first, last: make(first, last, folder.manifest["batch_size"]), progress=progress)
         features = _text_features(identity, index, folder.read())
-    if long:
-        warnings.warn(_joined(long), stacklevel=2)
+    if cut_texts:
+        total = sum(warning.count for warning in cut_texts)
+        message = f"{total} of {len(distinct)} distinct captions exceed {encoder.context_length} tokens and were truncated"
+        warnings.warn(LongTextsWarning(message, total), stacklevel=2)
     return features
-
-
-def extract_image_features(
-    encoder: DualEncoder,
-    images: Sequence[Any],
-    directory: str | os.PathLike[str] | None = None,
-    *,
-    batch_size: int = 32,
-    shard_size: int = 2048,
-    progress: bool = False,
-) -> np.ndarray:
-    """Embed every image once.
-
-    Args:
-        encoder: the backbone.
-        images: ``N`` paths or PIL images.
-        directory: keep the embeddings here and go on from here after a kill; recognised by the content of the images.
-        batch_size: images a forward pass (a folder that exists keeps its own).
-        shard_size: images a unit of work (likewise).
-        progress: show a progress bar on a terminal.
-
-    Returns:
-        float32 ``[N, D]``, L2-normalised.
-
-    Raises:
-        ValueError: an image that cannot be read, an embedding that is not finite, or a ``directory`` of other images or another
-            backbone.
-    """
-
-    def make(first: int, last: int, step: int) -> Arrays:
-        parts = [encoder.encode_images(images[k : min(k + step, last)], batch_size=step) for k in range(first, last, step)]
-        rows = torch.cat(parts).float().cpu().numpy()
-        bad = np.flatnonzero(~np.isfinite(rows).all(1))
-        if len(bad):
-            raise ValueError(f"the embedding of image {first + bad[0]} ({_name(images[first + bad[0]])}) is not finite")
-        return {"embedding": rows}
-
-    units = cut(len(images), shard_size)
-    if directory is None:
-        made = [make(unit["first"], unit["last"], batch_size) for unit in _track(units, IMAGE, progress)]
-    else:
-        identity = {
-            "format": FORMAT,
-            "kind": IMAGE,
-            "images": len(images),
-            "images_sha256": _images_digest(images),
-            "backbone": {"image": encoder.fingerprint.image},
-            "embed_dim": encoder.embed_dim,
-        }
-        manifest = _manifest(encoder, identity, batch_size, units)
-        folder = UnitFolder(directory, manifest, IMAGE)
-        folder.run(lambda first, last: make(first, last, folder.manifest["batch_size"]), progress=progress)
-        made = folder.read()
-    if not made:
-        return np.zeros((0, encoder.embed_dim), np.float32)
-    return np.concatenate([unit["embedding"] for unit in made])
 
 
 def _encode(
@@ -334,14 +279,18 @@ def _encode(
     peak: int,
     scn_layers: tuple[int, ...],
     on_long: OnLong,
-    long: list[str],
+    cut_texts: list[LongTextsWarning],
 ) -> Arrays:
     """One batch through the encoder; the padding is dropped at once, so that no more than a batch is ever padded."""
     wanted = sorted({anchor, peak, *scn_layers})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         states = encoder.text_states(texts, wanted, token_layers=[peak], embedding=True, batch_size=len(texts), on_long=on_long)
-    long.extend(str(entry.message) for entry in caught)
+    for entry in caught:
+        if isinstance(entry.message, LongTextsWarning):
+            cut_texts.append(entry.message)  # reported once, for all batches
+        else:
+            warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
     if states.embedding is None:
         raise ValueError(f"{encoder.name} returned no final embedding")
     final = states.embedding.float()
@@ -403,52 +352,5 @@ def _texts_digest(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _images_digest(images: Sequence[Any]) -> str:
-    """Digest of the images' contents: a file's bytes, or the mode, size and pixels of a PIL image."""
-    digest = hashlib.sha256()
-    for row, image in enumerate(images):
-        if isinstance(image, str | os.PathLike):
-            try:
-                content = Path(image).read_bytes()
-            except OSError as error:
-                raise ValueError(f"image {row}, {_name(image)}, cannot be read: {error.strerror or error}") from error
-        elif hasattr(image, "tobytes"):
-            content = f"{image.mode} {image.size} ".encode() + image.tobytes()
-        else:
-            raise ValueError(f"image {row} is {type(image).__name__}: a path or a PIL image is needed")
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()
-
-
-def _manifest(encoder: DualEncoder, identity: dict[str, Any], batch_size: int, units: list[dict[str, Any]]) -> dict[str, Any]:
-    import transformers
-
-    # What besides the weights may move the last bits of a result.
-    made_by = {
-        "clipmend": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "device": torch.device(encoder.device).type,
-        "machine": platform.machine(),
-    }
-    return {"identity": identity, "made_by": made_by, "backbone": encoder.name, "batch_size": batch_size, "units": units}
-
-
-def _joined(messages: list[str]) -> str:
-    """One message for the warnings of many batches."""
-    same = sorted(set(messages))
-    return same[0] if len(messages) == 1 else f"{same[0]} (the first of {len(messages)} batches with warnings)"
-
-
 def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().float().cpu().numpy()
-
-
-def _name(image: Any) -> str:
-    return str(image) if isinstance(image, str | os.PathLike) else type(image).__name__
-
-
-def _track(units: Sequence[dict[str, Any]], what: str, progress: bool) -> Iterable[dict[str, Any]]:
-    from rich.progress import track
-
-    return track(units, f"Making {what}", disable=not progress, transient=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import track
+import torch
 
-__all__ = ["UnitFolder", "cut"]
+from clipmend import __version__
+from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.progress import track
+
+__all__ = ["UnitFolder", "cut", "find_damage", "manifest_of", "read_manifest", "read_units"]
 
 MANIFEST = "manifest.json"
 Arrays = dict[str, np.ndarray]
@@ -93,7 +98,8 @@ class UnitFolder:
                     shutil.rmtree(leftover)
                 else:
                     leftover.unlink()
-            for unit in track(self.manifest["units"], f"Making {self.what}", disable=not progress, transient=True):
+            units = self.manifest["units"]
+            for unit in track(units, len(units), self.what, progress):
                 place = self.path / unit["id"]
                 if place.exists():
                     damage = find_damage(place, digests=True)
@@ -123,6 +129,21 @@ class UnitFolder:
             ValueError: a unit is missing or damaged (sizes are always checked, digests on request).
         """
         return read_units(self.path, self.manifest, self.what, digests=digests)
+
+
+def manifest_of(encoder: DualEncoder, identity: dict[str, Any], batch_size: int, units: list[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of work by ``encoder``: see :class:`UnitFolder`."""
+    import transformers
+
+    # What besides the weights may move the last bits of a result.
+    made_by = {
+        "clipmend": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "device": torch.device(encoder.device).type,
+        "machine": platform.machine(),
+    }
+    return {"identity": identity, "made_by": made_by, "backbone": encoder.name, "batch_size": batch_size, "units": units}
 
 
 def read_manifest(path: Path, what: str) -> dict[str, Any] | None:
