@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +76,8 @@ class NegationData:
         vocabulary: the atoms that were annotated exhaustively: an atom of the vocabulary that is not among an image's facts is
             false of it; an atom outside the vocabulary is unknown. ``None`` means that every atom was.
         name: what to call the data in tables.
+        reserved: atoms kept for testing: no caption of a training set denies one, and text-only training beside it leaves out
+            nouns that name one.
     """
 
     images: Sequence[Any]
@@ -85,7 +86,7 @@ class NegationData:
     questions: list[Question] = field(default_factory=list)
     vocabulary: frozenset[str] | None = None
     name: str = "data"
-    root: Path | None = None
+    reserved: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.facts):

@@ -71,6 +71,7 @@ class PeakPatchConfig:
         preservation_weight: weight of the term that keeps captions without negation where they were.
         text_only_weight: weight of the text-only pairs (no image); 0 turns them off where there are images.
         text_only_batch: text-only pairs a step.
+        text_only_sets: noun sets made for text-only training.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
         validation_fraction: share of the images kept for choosing the best state.
         eval_every: steps between two validations; ``None``: about twenty in all.
@@ -111,6 +112,7 @@ class PeakPatchConfig:
     preservation_weight: float = 4.0
     text_only_weight: float = 1.5
     text_only_batch: int = 96
+    text_only_sets: int = 4800
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
     eval_every: int | None = None
@@ -130,7 +132,7 @@ class PeakPatchConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 or None, not {value}")
-        for name in ("hidden", "heads", "context", "batch_size", "captions_per_image", "question_batch", "text_only_batch"):
+        for name in ("hidden", "heads", "context", "batch_size", "captions_per_image", "question_batch", "text_only_batch", "text_only_sets"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (

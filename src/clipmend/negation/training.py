@@ -120,8 +120,9 @@ class _Run:
             image_mean = F.normalize(image_embeddings.float(), dim=-1).mean(0)
         if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
             noun_data, stand_ins, groups = text_only_data(
-                encoder, nouns, count=config.text_only_sets, seed=config.seed, image_mean=image_mean, progress=progress
-            )
+                encoder, nouns, count=config.text_only_sets, seed=config.seed, image_mean=image_mean,
+                exclude=data.reserved if data is not None else (), progress=progress,
+            )  # fmt: skip
             sources["text"], validations["text"] = self._source(noun_data, stand_ins, groups)
         self.sources, self.validations = sources, validations
         self.digest = self._training_digest()

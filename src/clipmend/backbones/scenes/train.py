@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from clipmend.backbones.minilm import load_minilm
 from clipmend.backbones.scenes.model import ImageTower, ImageTowerConfig, to_float
+from clipmend.backbones.text import TextOnlyEncoder
 from clipmend.data.scenes import make_scenes, render, tower_captions
 
 __all__ = ["AlignedPair", "train"]
@@ -59,9 +60,9 @@ def _data(scenes: int, size: int, per_image: int, seed: int) -> tuple[Tensor, Te
     index: dict[str, int] = {}
     for caption in captions:
         rows[caption.image].append(index.setdefault(caption.text, len(index)))
-    tower = load_minilm()
+    encoder = TextOnlyEncoder(load_minilm(), name="all-MiniLM-L6-v2")
     print(f"{len(drawn)} scenes, {len(captions)} captions ({len(index)} distinct); embedding captions once", flush=True)
-    pooled = tower.encode(list(index), normalize=False, batch_size=256)
+    pooled = encoder.encode_texts(list(index), normalize=False, batch_size=256)  # mean of the token states, as it is
     print("drawing", flush=True)
     pixels = torch.from_numpy(np.stack([np.asarray(render(scene, size), np.uint8) for scene in drawn]))
     return pixels, pooled.float(), torch.tensor([r[:per_image] for r in rows])
