@@ -1,5 +1,16 @@
 """Frozen dual encoders behind one interface (:class:`DualEncoder`)."""
 
 from clipmend.backbones.base import DualEncoder, Fingerprint, PreparedTexts, TextStates
+from clipmend.backbones.loading import load
+from clipmend.backbones.text import TextAndImageEncoder, TextOnlyEncoder, TextTower
 
-__all__ = ["DualEncoder", "Fingerprint", "PreparedTexts", "TextStates"]
+__all__ = [
+    "DualEncoder",
+    "Fingerprint",
+    "PreparedTexts",
+    "TextAndImageEncoder",
+    "TextOnlyEncoder",
+    "TextStates",
+    "TextTower",
+    "load",
+]

@@ -1,0 +1,220 @@
+"""``load``: one name, or one live model, to one :class:`DualEncoder`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from clipmend.backbones.base import DualEncoder
+
+__all__ = ["load"]
+
+_MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
+_FORMS = (
+    "'scenes', 'photos', 'photos:HUB_ID' and 'minilm' are bundled; 'open_clip:ARCH/TAG' loads an open_clip model; anything else is a "
+    "folder or hub id of a transformers CLIP, SigLIP or text encoder"
+)
+
+
+def load(
+    name: Any,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    preprocess: Any = None,
+) -> DualEncoder:
+    """Load an encoder.
+
+    Args:
+        name: one of
+
+            - ``"scenes"``, ``"photos"``, ``"photos:HUB_ID"`` (with a transformers image classifier): the bundled encoders;
+            - ``"minilm"``: all-MiniLM-L6-v2 by itself, text only;
+            - a hub id or folder of a transformers CLIP, SigLIP or fixed-resolution SigLIP 2 (``"openai/clip-vit-base-patch32"``), or
+              of any other text encoder, sentence-transformers' included, which then has no image side;
+            - ``"open_clip:ARCH/TAG"`` (``"open_clip:ViT-B-32/openai"``; extra ``open-clip``); without ``/TAG`` the weights are random,
+              and ``"open_clip:hf-hub:ORG/NAME"`` is a hub id in open_clip's format;
+            - a live model of transformers, open_clip or sentence-transformers. It is used where it is, put in evaluation mode and
+              its parameters take no gradient; nothing else about it changes;
+            - a :class:`DualEncoder`, which is returned as it is.
+        device: where to put the weights; default: the GPU if there is one. Not for live models.
+        dtype: floating-point type of the weights (``torch.float32`` or ``"float32"``, the default; ``"float16"``, ``"bfloat16"``). Results
+            are float32 and the fingerprint is that of the weights before the cast. Not for live models.
+        tokenizer: the tokenizer of a live model, or one to use instead of a checkpoint's own.
+        processor: the processor (or image processor) of a live transformers model, or one to use instead of a checkpoint's own.
+        preprocess: the evaluation transform of a live open_clip model.
+
+    Raises:
+        ValueError: the name or model is of a kind that cannot be used; says which and why.
+        OSError: no such model, or files that cannot be read or fetched.
+        ImportError: an extra is missing; says which.
+
+    Example:
+        >>> encoder = clipmend.load("scenes")
+        >>> encoder.encode_texts(["a red cat"]).shape
+        torch.Size([1, 384])
+    """
+    if isinstance(name, DualEncoder):
+        return name
+    if isinstance(name, nn.Module):
+        return _wrap(name, device, dtype, tokenizer, processor, preprocess)
+    if not isinstance(name, (str, Path)):
+        raise TypeError(f"cannot load a {type(name).__name__}; {_FORMS}")
+    text = str(name)
+    if not text.strip():
+        raise ValueError(f"the model's name is empty; {_FORMS}")
+    where = _device(device)
+    precision = _dtype(dtype)
+    if text == "scenes" or text == "photos" or text.startswith("photos:"):
+        if precision != torch.float32:
+            raise ValueError(f"{text!r} runs in float32 only")
+        return _bundled(text, where)
+    if text in _MINILM_NAMES and not Path(text).exists():
+        return _minilm(where, precision)
+    if text.startswith("open_clip:"):
+        from clipmend.backbones.open_clip import load_open_clip
+
+        return load_open_clip(text.removeprefix("open_clip:"), where, precision)
+    return _pretrained(text, where, precision, tokenizer, processor)
+
+
+def _bundled(name: str, device: torch.device) -> DualEncoder:
+    if name == "scenes":
+        from clipmend.backbones.scenes import load_scenes
+
+        return load_scenes(device)
+    from clipmend.backbones.photos import load_photos
+
+    return load_photos(classifier=name.partition(":")[2] or None, device=device)
+
+
+def _minilm(device: torch.device, dtype: torch.dtype) -> DualEncoder:
+    from clipmend.backbones.minilm import load_minilm
+    from clipmend.backbones.text import TextOnlyEncoder
+
+    tower = load_minilm(device)
+    if dtype != tower.dtype:
+        tower.digest()
+        tower.model.to(dtype)
+    return TextOnlyEncoder(tower, name="minilm")
+
+
+def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: Any, processor: Any) -> DualEncoder:
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    from clipmend.backbones import transformers_clip as clip
+
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise OSError(f"{name} is a folder without config.json; it holds no transformers model")
+    elif folder.exists():
+        raise OSError(f"{name} is a file; give the folder that holds the model's config.json")
+    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise OSError(f"there is no folder {name}; {_FORMS}")
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise type(error)(f"cannot load {name!r}: {reason} ({_FORMS})") from error
+    kind = config.model_type
+    if kind == "siglip2":
+        raise ValueError(f"{name} cannot be used: {clip.NAFLEX_REASON}")
+    if kind in clip.DUAL_TYPES:
+        return clip.load_dual_encoder(name, device, dtype, tokenizer=tokenizer, processor=processor)
+    if kind in ("clip_text_model", "siglip_text_model"):
+        import transformers
+
+        # The config names the class, since AutoModel would drop the projection.
+        architecture = (config.architectures or [""])[0]
+        projected = architecture == "CLIPTextModelWithProjection"
+        model = (transformers.CLIPTextModelWithProjection if projected else AutoModel).from_pretrained(name, dtype="auto")
+        tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(name)
+        encoder = clip.text_only_clip(model, tokenizer, name)
+        if encoder.tower.dtype != dtype:
+            encoder.tower.digest()
+        model.to(device, dtype)
+        encoder.device = device
+        return encoder
+    if getattr(config, "vision_config", None) is not None:
+        raise ValueError(
+            f"{name} is an image-text model of type {kind!r}, which is not supported; supported: {', '.join(clip.DUAL_TYPES)}"
+        )
+    from clipmend.backbones.sentence import load_text_encoder
+
+    return load_text_encoder(name, device, dtype, tokenizer=tokenizer)
+
+
+def _wrap(model: nn.Module, device: Any, dtype: Any, tokenizer: Any, processor: Any, preprocess: Any) -> DualEncoder:
+    if device is not None or dtype is not None:
+        raise ValueError(
+            "a live model is used where it is: move or cast it yourself (model.to(...)) and leave device and dtype out"
+        )
+    home = type(model).__module__.partition(".")[0]
+    if home == "open_clip":
+        from clipmend.backbones.open_clip import wrap_open_clip
+
+        return wrap_open_clip(model, tokenizer=tokenizer, preprocess=preprocess)
+    if home == "sentence_transformers":
+        from clipmend.backbones.sentence import wrap_sentence_transformer
+
+        return wrap_sentence_transformer(model)
+    if not hasattr(getattr(model, "config", None), "model_type"):
+        raise ValueError(
+            f"{type(model).__name__} is a model of neither transformers, open_clip nor sentence-transformers; subclass "
+            "clipmend.backbones.text.TextAndImageEncoder around it"
+        )
+    return _wrap_transformers(model, tokenizer, processor)
+
+
+def _wrap_transformers(model: Any, tokenizer: Any, processor: Any) -> DualEncoder:
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    from clipmend.backbones import transformers_clip as clip
+    from clipmend.backbones.text import TextOnlyEncoder
+    from clipmend.backbones.tower import TextTower
+
+    source = str(getattr(model, "name_or_path", "") or "")
+    name = source or type(model).__name__
+    given_tokenizer, image_processor = clip.split_processor(processor)
+    tokenizer = tokenizer if tokenizer is not None else given_tokenizer
+    if tokenizer is None:
+        tokenizer = _companion(AutoTokenizer, source, "tokenizer", "tokenizer=")
+    kind = model.config.model_type
+    if kind in (*clip.DUAL_TYPES, "siglip2") and hasattr(model, "get_image_features"):
+        if image_processor is None and kind != "siglip2":
+            image_processor = _companion(AutoImageProcessor, source, "image processor", "processor=")
+        return clip.TransformersEncoder(model, tokenizer, image_processor, name=name)
+    if kind in ("clip_text_model", "siglip_text_model"):
+        return clip.text_only_clip(model, tokenizer, name)
+    return TextOnlyEncoder(TextTower.from_transformers(model, tokenizer), name=name)
+
+
+def _companion(auto: Any, source: str, what: str, argument: str) -> Any:
+    """The tokenizer or image processor that lies where the live model was loaded from."""
+    if not source:
+        raise ValueError(f"the live model does not say where it came from, so its {what} is not known; pass {argument}")
+    try:
+        return auto.from_pretrained(source)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"no {what} found for the live model at {source!r}; pass {argument}") from error
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype:
+    if dtype is None:
+        return torch.float32
+    chosen = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+        raise ValueError(f"dtype {dtype!r} is not a floating-point type such as 'float32', 'float16' or 'bfloat16'")
+    return chosen
