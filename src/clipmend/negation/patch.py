@@ -1,0 +1,274 @@
+"""``PeakPatch``: the trained networks with all that is needed to use, keep, check and share them."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clipmend.backbones.base import DualEncoder, Fingerprint
+from clipmend.negation.card import model_card
+from clipmend.negation.config import PeakPatchConfig
+from clipmend.negation.files import WEIGHTS, locate_patch, read_patch, write_patch
+from clipmend.negation.mended import Mended
+from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
+
+if TYPE_CHECKING:
+    from clipmend.negation.diagnosis import Diagnosis
+
+__all__ = ["Mended", "PeakPatch"]
+
+
+class PeakPatch:
+    """A patch for one frozen dual encoder: small networks that read its middle text layers and mend its text embeddings.
+
+    Made by :func:`clipmend.fit`; :meth:`apply` puts it on the encoder. On disk it is a folder: ``config.json`` (every
+    hyper-parameter, the backbone's name and fingerprint, versions, digest of the training data, metrics), ``model.safetensors``
+    and ``README.md``.
+
+    Args:
+        config: with layers and sizes filled in (:meth:`PeakPatchConfig.resolved`).
+        ecn: the embedding correction network; ``None``: a new one, which corrects next to nothing until it is trained.
+        scn: the score correction network; ``None``: a new one if ``config.use_scn`` and ``ecn`` is ``None``, else none.
+        backbone: name of the encoder it was fitted on.
+        fingerprint: digests of that encoder. An empty digest is not compared: leave ``image`` empty for a patch that is not tied
+            to an image side.
+        metrics: what was measured, for the config and the card: numbers, text, and nested mappings or lists of them.
+        training_data: digest of what it was trained on.
+        command: the command that made it, for the card.
+
+    Raises:
+        ValueError: a config with layers or sizes left open, or networks that do not fit it.
+
+    Example:
+        >>> encoder = clipmend.load("scenes")
+        >>> mended = PeakPatch.from_pretrained("scenes").apply(encoder)
+        >>> scores = mended.score(images, ["a street with no cars"])
+    """
+
+    def __init__(
+        self,
+        config: PeakPatchConfig,
+        ecn: EmbeddingCorrectionNetwork | None = None,
+        scn: ScoreCorrectionNetwork | None = None,
+        *,
+        backbone: str,
+        fingerprint: Fingerprint,
+        metrics: Mapping[str, Any] | None = None,
+        training_data: str = "",
+        command: str = "",
+    ) -> None:
+        if not config.is_resolved:
+            raise ValueError("the config leaves layers or sizes open: fill them in with config.resolved(encoder)")
+        new_ecn, new_scn = _networks(config)
+        self.config = config
+        self.scn = new_scn if ecn is None and scn is None else scn
+        self.ecn = new_ecn if ecn is None else ecn
+        if (self.scn is not None) != config.use_scn:
+            raise ValueError(f"use_scn is {config.use_scn} in the config, but there is {'an' if self.scn else 'no'} SCN")
+        self.backbone, self.fingerprint = backbone, fingerprint
+        self.metrics: dict[str, Any] = dict(metrics or {})
+        self.training_data, self.command = training_data, command
+
+    @classmethod
+    def untrained(
+        cls, encoder: DualEncoder, config: PeakPatchConfig | None = None, diagnosis: Diagnosis | None = None
+    ) -> PeakPatch:
+        """A patch with new networks, seeded by the config, for ``encoder``: where training starts."""
+        resolved = (config or PeakPatchConfig()).resolved(encoder, diagnosis)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(resolved.seed)
+            return cls(resolved, backbone=encoder.name, fingerprint=encoder.fingerprint)
+
+    def __repr__(self) -> str:
+        c = self.config
+        return f"PeakPatch(backbone={self.backbone!r}, anchor={c.anchor}, peak={c.peak}, scn_layers={c.scn_layers}, parameters={self.num_parameters:,})"
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of both networks."""
+        networks = [self.ecn] if self.scn is None else [self.ecn, self.scn]
+        return sum(p.numel() for network in networks for p in network.parameters())
+
+    # ---- use --------------------------------------------------------------------------------------------------------------
+
+    def apply(
+        self, encoder: DualEncoder, strength: float = 1.0, gate: bool | None = None, *, allow_mismatch: bool = False
+    ) -> Mended:
+        """Put the patch on its backbone.
+
+        Args:
+            encoder: the backbone it was fitted on. It is not changed.
+            strength: multiplies the learned alpha and the SCN's correction; 0 returns the backbone's tensors untouched.
+            gate: leave captions without negation cue exactly as they are (English only); ``None``: what the config says.
+            allow_mismatch: warn instead of refusing an encoder with another fingerprint; sizes and layers must fit all the same.
+
+        Returns:
+            a :class:`Mended` encoder, usable wherever a dual encoder is.
+
+        Raises:
+            ValueError: another encoder than the patch was fitted on, or a negative strength.
+            TypeError: not a dual encoder.
+        """
+        if not isinstance(encoder, DualEncoder):
+            raise TypeError(f"apply needs a DualEncoder, not {type(encoder).__name__}: wrap a model with clipmend.load(model)")
+        if isinstance(encoder, Mended):
+            raise ValueError("this encoder already carries a patch: apply the other one to mended.encoder")
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ValueError(f"strength must be a number of at least 0, not {strength}")
+        self.config.resolved(encoder)
+        mismatch = self._mismatch(encoder)
+        if mismatch and not allow_mismatch:
+            raise ValueError(mismatch + " Fit a patch for this encoder, or pass allow_mismatch=True to try it regardless.")
+        if mismatch:
+            warnings.warn(mismatch, stacklevel=2)
+        return Mended(encoder, self, strength, self.config.gate if gate is None else gate)
+
+    def _mismatch(self, encoder: DualEncoder) -> str:
+        """What about ``encoder`` is not what the patch was fitted on; ``""`` if it fits."""
+        own, other = self.fingerprint, encoder.fingerprint
+        reasons = []
+        if own.text and own.text != other.text:
+            reasons.append("its text weights differ, so that its states mean something else")
+        if own.tokenizer and own.tokenizer != other.tokenizer:
+            reasons.append("its tokenizer differs")
+        if own.image and other.image and own.image != other.image:
+            reasons.append("its image side differs, and the corrected texts point to where the other one puts its images")
+        if not reasons:
+            return ""
+        return f"This patch was fitted on {self.backbone}, and {encoder.name} is not the same encoder: {'; '.join(reasons)}."
+
+    # ---- keep -------------------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> Path:
+        """Write the patch to a folder: written beside and renamed into place, never half a patch under its name.
+
+        Args:
+            folder: a new or empty folder, or one that holds a patch already (its three files are replaced, others are kept).
+            dtype: ``torch.float32``, or ``torch.float16`` or ``torch.bfloat16`` for half the size (reading gives float32 again).
+
+        Returns:
+            the folder.
+
+        Raises:
+            ValueError: a folder that holds something else, weights that are not finite or do not fit ``dtype``.
+        """
+        tensors = {f"ecn.{name}": value for name, value in self.ecn.state_dict().items()}
+        if self.scn is not None:
+            tensors |= {f"scn.{name}": value for name, value in self.scn.state_dict().items()}
+        described = {
+            "config": self.config.to_dict(),
+            "backbone": {"name": self.backbone, "fingerprint": self.fingerprint.to_dict()},
+            "metrics": self.metrics,
+            "training_data": self.training_data,
+            "command": self.command,
+        }
+        return write_patch(Path(folder), described, tensors, lambda: model_card(self), dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
+    ) -> PeakPatch:
+        """Read a patch.
+
+        Args:
+            name: ``"scenes"`` or ``"photos"`` (bundled), a folder, or the id of a repository on the hub (``"owner/name"``). A folder
+                of your own called like a bundled patch is ``"./scenes"``.
+            revision: branch, tag or commit of a repository.
+            token: access token for a private repository.
+
+        Raises:
+            ValueError: nothing there, a file missing or damaged, or written by a newer clipmend; the file is named.
+        """
+        folder = locate_patch(name, revision=revision, token=token)
+        described, tensors = read_patch(folder)
+        source = str(folder / "config.json")
+        config = PeakPatchConfig.from_dict(described["config"], source)
+        try:
+            fingerprint = Fingerprint(**described["backbone"]["fingerprint"])
+            backbone = str(described["backbone"]["name"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f'{source}: the entry "backbone" needs a name and a fingerprint (text, image, tokenizer)') from error
+        try:
+            patch = cls(
+                config,
+                backbone=backbone,
+                fingerprint=fingerprint,
+                metrics=described["metrics"],
+                training_data=described["training_data"],
+                command=described["command"],
+            )
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+        patch._load(tensors, folder)
+        return patch
+
+    def _load(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
+        for prefix, network in (("ecn.", self.ecn), ("scn.", self.scn)):
+            own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            if network is None:
+                if own:
+                    raise ValueError(f"{folder / WEIGHTS} holds an SCN, but use_scn is False in its config.json")
+                continue
+            try:
+                network.load_state_dict(own)
+            except RuntimeError as error:
+                raise ValueError(f"{folder / WEIGHTS} does not fit its config.json: {error}") from error
+            network.eval()
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload a PeakPatch",
+        dtype: torch.dtype = torch.float32,
+    ) -> str:
+        """Upload the patch to the hub, making the repository if need be.
+
+        Args:
+            repo_id: ``"owner/name"``.
+            private: whether a new repository is private (default: what the account says).
+            token: access token (default: the one that ``hf auth login`` has kept).
+            revision: branch to upload to.
+            commit_message: of the upload.
+            dtype: as for :meth:`save_pretrained`.
+
+        Returns:
+            address of the commit.
+        """
+        import huggingface_hub
+
+        api = huggingface_hub.HfApi(token=token)
+        with tempfile.TemporaryDirectory() as parent:
+            folder = self.save_pretrained(Path(parent) / "patch", dtype)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            commit = api.upload_folder(repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message)
+        return str(commit)
+
+
+def _networks(config: PeakPatchConfig) -> tuple[EmbeddingCorrectionNetwork, ScoreCorrectionNetwork | None]:
+    assert config.text_width is not None and config.embed_dim is not None and config.scn_layers is not None
+    ecn = EmbeddingCorrectionNetwork(
+        config.text_width,
+        config.embed_dim,
+        hidden=config.hidden,
+        heads=config.heads,
+        dropout=config.dropout,
+        use_anchor=config.use_anchor,
+        use_pool=config.use_pool,
+        eos_only=config.eos_only,
+    )
+    if not config.use_scn:
+        return ecn, None
+    scn = ScoreCorrectionNetwork(config.embed_dim, len(config.scn_layers), config.context, config.bound, config.dropout)
+    return ecn, scn
