@@ -132,7 +132,16 @@ class PeakPatchConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 or None, not {value}")
-        for name in ("hidden", "heads", "context", "batch_size", "captions_per_image", "question_batch", "text_only_batch", "text_only_sets"):
+        for name in (
+            "hidden",
+            "heads",
+            "context",
+            "batch_size",
+            "captions_per_image",
+            "question_batch",
+            "text_only_batch",
+            "text_only_sets",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (

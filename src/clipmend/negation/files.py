@@ -137,9 +137,8 @@ def locate_patch(name: str | os.PathLike[str], *, revision: str | None = None, t
     if Path(text).exists():
         raise ValueError(f"{text} is a file: give the folder of the patch")
     if not _HUB_ID.fullmatch(text):
-        raise ValueError(
-            f"no patch called {text!r}: it is neither bundled ({', '.join(BUNDLED)}), nor a folder, nor a hub id (owner/name)"
-        )
+        bundled = ", ".join(BUNDLED)
+        raise ValueError(f"no patch called {text!r}: it is neither bundled ({bundled}), nor a folder, nor a hub id (owner/name)")
     import huggingface_hub
 
     try:

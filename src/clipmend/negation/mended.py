@@ -63,7 +63,9 @@ class Mended(DualEncoder):
         self._ecn = _frozen(patch.ecn, self.device)
         self._scn = None if patch.scn is None else _frozen(patch.scn, self.device)
         config = patch.config
-        assert config.peak is not None and config.anchor is not None and config.scn_layers is not None
+        assert config.peak is not None
+        assert config.anchor is not None
+        assert config.scn_layers is not None
         self._peak, self._anchor, self._scn_layers = config.peak, config.anchor, config.scn_layers
 
     def __repr__(self) -> str:
@@ -152,7 +154,7 @@ class Mended(DualEncoder):
     def prepare_texts(
         self, texts: Sequence[str], *, batch_size: int = 64, on_long: OnLong = "warn", progress: bool = False
     ) -> PreparedTexts:
-        """Embeddings, and for a patch with an SCN the per-layer embeddings that it reads (the last layer's is the corrected one)."""
+        """Embeddings, and for a patch with an SCN the per-layer embeddings that it reads, the corrected one last."""
         texts = check_texts(texts)
         if self._scn is None or self.strength == 0:
             return PreparedTexts(self.encode_texts(texts, batch_size=batch_size, on_long=on_long, progress=progress))

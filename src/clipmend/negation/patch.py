@@ -89,7 +89,8 @@ class PeakPatch:
 
     def __repr__(self) -> str:
         c = self.config
-        return f"PeakPatch(backbone={self.backbone!r}, anchor={c.anchor}, peak={c.peak}, scn_layers={c.scn_layers}, parameters={self.num_parameters:,})"
+        layers = f"anchor={c.anchor}, peak={c.peak}, scn_layers={c.scn_layers}"
+        return f"PeakPatch(backbone={self.backbone!r}, {layers}, parameters={self.num_parameters:,})"
 
     @property
     def num_parameters(self) -> int:
@@ -179,8 +180,8 @@ class PeakPatch:
         """Read a patch.
 
         Args:
-            name: ``"scenes"`` or ``"photos"`` (bundled), a folder, or the id of a repository on the hub (``"owner/name"``). A folder
-                of your own called like a bundled patch is ``"./scenes"``.
+            name: ``"scenes"`` or ``"photos"`` (bundled), a folder, or the id of a repository on the hub (``"owner/name"``). A
+                folder of your own called like a bundled patch is ``"./scenes"``.
             revision: branch, tag or commit of a repository.
             token: access token for a private repository.
 
@@ -257,7 +258,9 @@ class PeakPatch:
 
 
 def _networks(config: PeakPatchConfig) -> tuple[EmbeddingCorrectionNetwork, ScoreCorrectionNetwork | None]:
-    assert config.text_width is not None and config.embed_dim is not None and config.scn_layers is not None
+    assert config.text_width is not None
+    assert config.embed_dim is not None
+    assert config.scn_layers is not None
     ecn = EmbeddingCorrectionNetwork(
         config.text_width,
         config.embed_dim,
