@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-__all__ = ["Noun", "indefinite_article", "load_nouns"]
+__all__ = ["Noun", "indefinite_article", "load_nouns", "regular_plural"]
 
 MASS = "-"  # what the plural column holds for a noun that is not counted
 
@@ -66,6 +66,15 @@ def indefinite_article(phrase: str) -> str:
     if word.startswith(_SPOKEN_CONSONANT) and not word.startswith(_UN_PREFIX):
         return "a"
     return "an" if word[0] in "aeiou" else "a"
+
+
+def regular_plural(noun: str) -> str:
+    """The plural by rule: ``"lens"`` -> ``"lenses"``, ``"berry"`` -> ``"berries"``, else with an s. For nouns outside the list."""
+    if noun.endswith(("s", "x", "z", "ch", "sh")):
+        return f"{noun}es"
+    if noun.endswith("y") and noun[-2:-1] not in ("a", "e", "i", "o", "u", ""):
+        return f"{noun[:-1]}ies"
+    return f"{noun}s"
 
 
 @lru_cache(maxsize=1)
