@@ -11,7 +11,7 @@ from PIL import Image
 from clipmend.data.scenes.sprites import VARIANTS, backdrop, extent, sprite
 from clipmend.data.scenes.world import BACKGROUNDS, COLOURS, KINDS, SIZES, allowed_colours
 
-__all__ = ["MAX_OBJECTS", "SceneObject", "Scene", "box_around", "overlap", "render", "sample_scene"]
+__all__ = ["MAX_OBJECTS", "Scene", "SceneObject", "box_around", "overlap", "render", "sample_scene"]
 
 MAX_OBJECTS = 6
 _COUNT_ODDS = np.cumsum([0.08, 0.14, 0.22, 0.24, 0.18, 0.14])  # 1..6 objects
@@ -175,9 +175,7 @@ def sample_scene(rng: np.random.Generator, count: int | None = None, name: str =
     boxes = _place(rng, kinds, chosen)
     looks = rng.integers(len(colours), size=count)
     flips = rng.integers(2, size=count)
-    objects = tuple(
-        SceneObject(kinds[k], colours[int(looks[k])], chosen[k], boxes[k], bool(flips[k])) for k in range(count)
-    )
+    objects = tuple(SceneObject(kinds[k], colours[int(looks[k])], chosen[k], boxes[k], bool(flips[k])) for k in range(count))
     return Scene(background, objects, int(rng.integers(VARIANTS)), bool(rng.integers(2)), name)
 
 
@@ -227,7 +225,9 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
         x0, y0, x1, y1 = thing.box
         pixels = max(2, round(max(x1 - x0, y1 - y0) * size))
         picture, mask = sprite(thing.kind, thing.colour, pixels, thing.mirrored)
-        image.paste(picture, (round((x0 + x1) / 2 * size - picture.width / 2), round((y0 + y1) / 2 * size - picture.height / 2)), mask)
+        image.paste(
+            picture, (round((x0 + x1) / 2 * size - picture.width / 2), round((y0 + y1) / 2 * size - picture.height / 2)), mask
+        )
     return image
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 __all__ = ["SHAPES", "Shape", "shapes"]
 
@@ -149,7 +149,9 @@ def _butterfly() -> list[Shape]:
     wings = []
     for s in (-1, 1):
         wings += [
-            blob((50, 50), (50 + s * 16, 60), (50 + s * 36, 64), (50 + s * 36, 84), (50 + s * 20, 92), (50 + s * 8, 74), role="dark"),
+            blob(
+                (50, 50), (50 + s * 16, 60), (50 + s * 36, 64), (50 + s * 36, 84), (50 + s * 20, 92), (50 + s * 8, 74), role="dark"
+            ),
             blob((50, 52), (50 + s * 10, 30), (50 + s * 32, 8), (50 + s * 47, 14), (50 + s * 46, 40), (50 + s * 30, 56)),
             ellipse(50 + s * 33, 30, 7, 9, "light"),
             ellipse(50 + s * 25, 76, 5, 5, "light"),
@@ -206,7 +208,8 @@ def _tree() -> list[Shape]:
 
 def _flower() -> list[Shape]:
     petals = [
-        ellipse(50 + 19 * math.sin(k * math.tau / 6), 32 - 19 * math.cos(k * math.tau / 6), 10.5, 13.5, turn=60 * k) for k in range(6)
+        ellipse(50 + 19 * math.sin(k * math.tau / 6), 32 - 19 * math.cos(k * math.tau / 6), 10.5, 13.5, turn=60 * k)
+        for k in range(6)
     ]
     return [
         curve((50, 40), (52, 70), (50, 98), width=5, role="leaf"),
@@ -477,7 +480,7 @@ SHAPES: dict[str, Callable[[], list[Shape]]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def shapes(kind: str) -> Sequence[Shape]:
     """Shapes of a kind, back to front."""
     return tuple(SHAPES[kind]())

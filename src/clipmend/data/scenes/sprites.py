@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from PIL import Image, ImageDraw
 
@@ -47,7 +47,7 @@ def _paint(colour: str) -> dict[str, tuple[int, int, int]]:
     return _FIXED | {"body": base, "dark": dark, "light": light}  # type: ignore[dict-item]
 
 
-@lru_cache(maxsize=None)
+@cache
 def extent(kind: str) -> tuple[float, float, float, float]:
     """Tight bounds ``(x0, y0, x1, y1)`` of a kind on its 100 x 100 sheet, contour included."""
     left = top = math.inf
