@@ -1,0 +1,164 @@
+"""Ask an index in words, with or without a patch, and see what the patch changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clipmend.search.index import ImageIndex, top_k
+
+if TYPE_CHECKING:
+    from clipmend.backbones.base import DualEncoder, OnLong
+
+__all__ = ["Change", "Comparison", "Hit", "compare", "negation_hint", "search"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image found: ``rank`` counts from 1."""
+
+    path: Path
+    score: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """One image under two encoders; ranks count from 1 over the whole index."""
+
+    path: Path
+    rank_before: int
+    rank_after: int
+    score_before: float
+    score_after: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same query by two encoders.
+
+    Attributes:
+        query: the query.
+        found: the best ``k`` after, best first.
+        left: those of the best ``k`` before that are no longer among them, by their rank before.
+    """
+
+    query: str
+    found: list[Change]
+    left: list[Change]
+
+
+def search(
+    index: ImageIndex, encoder: DualEncoder, query: str, k: int = 12, *, rerank: int = 0, on_long: OnLong = "warn"
+) -> list[Hit]:
+    """Find the images that fit ``query`` best.
+
+    Args:
+        index: an index made by ``encoder``'s image side.
+        encoder: any encoder over that image side, mended or not.
+        query: what to look for, in words.
+        k: how many; more than the index holds gives all of it.
+        rerank: score the best ``max(rerank, k)`` by cosine again with ``encoder.score`` (a patch's score correction works there)
+            and order them by that; 0 for cosine only. Hits then carry that score.
+        on_long: what to do with a query longer than the encoder's context.
+
+    Raises:
+        ImageIndexError: the index was made by another image side.
+        ValueError: an empty query, or ``k`` below 1.
+    """
+    _check(query, k, rerank)
+    index.check(encoder)
+    prepared = encoder.prepare_texts([query], on_long=on_long)
+    embedding = prepared.embedding[0].cpu()
+    scores, positions = index.search(embedding, max(rerank, k))
+    if rerank and len(positions):
+        scores = _second_opinion(index, encoder, positions, prepared)
+        order = top_k(scores, positions, k)
+        scores, positions = scores[order], positions[order]
+    return [Hit(index.path(p), float(s), rank) for rank, (s, p) in enumerate(zip(scores, positions, strict=True), 1)]
+
+
+def compare(
+    index: ImageIndex,
+    before: DualEncoder,
+    after: DualEncoder,
+    query: str,
+    k: int = 12,
+    *,
+    rerank: int = 0,
+    on_long: OnLong = "warn",
+) -> Comparison:
+    """Search with two encoders (typically: without and with a patch) and give each image's rank under both.
+
+    Args:
+        index: an index made by the image side of both.
+        before: the encoder to compare with.
+        after: the encoder whose best ``k`` are shown.
+        query: what to look for.
+        k: how many; more than the index holds gives all of it.
+        rerank: as in :func:`search`, for ``after`` alone.
+        on_long: as in :func:`search`.
+
+    Raises:
+        ImageIndexError, ValueError: as :func:`search`.
+    """
+    _check(query, k, rerank)
+    scores, orders = [], []
+    everything = np.arange(len(index))
+    for encoder in (before, after):
+        index.check(encoder)
+        prepared = encoder.prepare_texts([query], on_long=on_long)
+        scores.append(index.scores(prepared.embedding[0].cpu()))
+        orders.append(top_k(scores[-1], everything, len(index)))
+    if rerank and len(index):
+        candidates = orders[1][: max(rerank, k)]
+        again = _second_opinion(index, after, candidates, prepared)
+        scores[1][candidates] = again
+        orders[1][: len(candidates)] = candidates[top_k(again, candidates, len(candidates))]
+    ranks = [np.empty(len(index), np.int64) for _ in orders]
+    for rank, order in zip(ranks, orders, strict=True):
+        rank[order] = np.arange(1, len(index) + 1)
+
+    def change(position: int) -> Change:
+        return Change(
+            index.path(position),
+            int(ranks[0][position]),
+            int(ranks[1][position]),
+            float(scores[0][position]),
+            float(scores[1][position]),
+        )
+
+    left = [position for position in orders[0][:k] if ranks[1][position] > k]
+    return Comparison(query, [change(p) for p in orders[1][:k]], [change(p) for p in left])
+
+
+def negation_hint(query: str, patched: bool) -> str | None:
+    """A word of advice where a query denies something and no patch is there to hear it."""
+    if patched:
+        return None
+    from clipmend.negation.gate import has_negation
+
+    if not has_negation(query):
+        return None
+    return "this query says what must not be there, which encoders like this one mostly ignore; a patch mends that: --patch PATCH"
+
+
+def _second_opinion(index: ImageIndex, encoder: DualEncoder, candidates: np.ndarray, prepared: object) -> np.ndarray:
+    import torch
+
+    images = torch.from_numpy(index.embeddings(candidates))
+    pairs = torch.stack([torch.arange(len(candidates)), torch.zeros(len(candidates), dtype=torch.int64)], dim=1)
+    scores = encoder.score(images, prepared, pairs=pairs)  # type: ignore[arg-type]
+    return scores.float().cpu().numpy()
+
+
+def _check(query: str, k: int, rerank: int) -> None:
+    if not query.strip():
+        raise ValueError("the query is empty; say what to look for")
+    if k < 1:
+        raise ValueError(f"k must be at least 1 (got {k})")
+    if rerank < 0:
+        raise ValueError(f"rerank must be 0 (off) or more (got {rerank})")
