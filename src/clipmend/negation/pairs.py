@@ -167,7 +167,7 @@ def minimal_pairs(kind: str = "negation", nouns: Sequence[str] = NOUNS) -> list[
         for i, noun in enumerate(names):
             # A step that grows with the frame gives each noun other companions in other frames.
             other = names[(i + 1 + (3 * place) % (len(names) - 1)) % len(names)]
-            words = {"x": _with_article(noun), "X": noun, "XS": _plural(noun), "y": _with_article(other), "Y": other}
+            words = {"x": with_article(noun), "X": noun, "XS": _plural(noun), "y": with_article(other), "Y": other}
             about = f"{noun}, {other}" if "{y}" in positive or "{Y}" in positive else noun
             pairs.append(Pair(positive.format(**words), contrast.format(**words), kind, about, frame, wording=wording))
     return pairs
@@ -177,9 +177,9 @@ def read_pairs(path: str | Path, kind: str = "negation") -> PairTable:
     """Read pairs from a table of text: CSV, TSV, or CSV with semicolons.
 
     The columns ``positive`` and ``contrast`` (or ``caption``/``affirmative`` and ``negated``/``negative``) hold the texts;
-    ``kind``, ``object``, ``frame`` (or ``group``), ``wording`` and ``image`` may be there, others are ignored. A file of exactly two columns
-    needs no such names: a first line of two single words is a header, anything else is the first pair. UTF-8 with or without byte
-    order mark, UTF-16 with one, any line ends; blank lines are skipped.
+    ``kind``, ``object``, ``frame`` (or ``group``), ``wording`` and ``image`` may be there, others are ignored. A file of
+    exactly two columns needs no such names: a first line of two single words is a header, anything else is the first pair. UTF-8
+    with or without byte order mark, UTF-16 with one, any line ends; blank lines are skipped.
 
     Args:
         path: the file.
@@ -298,7 +298,8 @@ def _delimiter(path: Path, first_line: str) -> str:
     return "," if counts[","] else max(counts, key=lambda mark: counts[mark])
 
 
-def _with_article(word: str) -> str:
+def with_article(word: str) -> str:
+    """ "a dog", "an umbrella": by the first letter."""
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 

@@ -1,11 +1,11 @@
 """Linear probes: can a linear reader recover the negation from the states of a layer?
 
-Two questions, each answered on objects *and* wordings that the probe has never seen, so that a word learnt by heart is worth nothing:
+Two questions, each answered on objects *and* wordings that the probe has never seen: a word learnt by heart is worth nothing.
 
 * **negated or not**: is the text a plain one or its negation?
-* **which of two objects is denied**: "a dog but no cat" and "a cat but no dog" have nearly the same words. Given both, the probe says
-  which denies the dog, from the difference of the two states and the states of the two objects; its weights are learnt on other
-  objects and other wordings.
+* **which of two objects is denied**: "a dog but no cat" and "a cat but no dog" have nearly the same words. Given both, the
+  probe says which denies the dog, from the difference of the two states and the states of the two objects; its weights are learnt
+  on other objects and other wordings.
 
 Both sides are balanced, so chance is one half, and a layer that cannot tell two texts apart gets exactly that.
 """
@@ -21,6 +21,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+
+from clipmend.negation.pairs import with_article
 
 __all__ = ["CHANCE", "Denials", "Split", "denial_probe", "denial_texts", "disjoint_splits", "negated_probe"]
 
@@ -117,7 +119,7 @@ def negated_probe(
     if len(chosen) > MOST_PAIRS:
         chosen = np.sort(rng.choice(chosen, MOST_PAIRS, replace=False))
     accuracy = np.full(len(positive), np.nan)
-    for split in disjoint_splits(folds[chosen], [wordings[i] for i in chosen]):
+    for split in disjoint_splits(folds[chosen], [wordings[int(i)] for i in chosen]):
         train, test = chosen[split.train], chosen[split.test]
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
         _fit(model, np.concatenate([positive[train], contrast[train]]), np.repeat([0, 1], len(train)))
@@ -138,7 +140,7 @@ def denial_texts(nouns: Sequence[str], *, seed: int = 0) -> Denials:
         ValueError: fewer than 6 nouns.
     """
     if len(set(nouns)) < 2 * OBJECT_FOLDS:
-        raise ValueError(f"the probe for the denied object needs at least {2 * OBJECT_FOLDS} different nouns, got {len(set(nouns))}")
+        raise ValueError(f"the probe for the denied object needs {2 * OBJECT_FOLDS} different nouns or more, got {len(set(nouns))}")
     rng = np.random.default_rng(seed)
     fold_of = _deal(nouns, rng)
     texts, first, second, wordings, folds = [], [], [], [], []
@@ -152,10 +154,10 @@ def denial_texts(nouns: Sequence[str], *, seed: int = 0) -> Denials:
             for place, (wording, *orders) in enumerate(_DENIALS):
                 sentence = orders[(couple + place) % 2]
                 for asserted, absent in ((b, a), (a, b)):
-                    texts.append(sentence.format(ax=_with_article(asserted), d=absent, dx=_with_article(absent)))
+                    texts.append(sentence.format(ax=with_article(asserted), d=absent, dx=with_article(absent)))
                     first.append(a)
                     second.append(b)
-                                wordings.append(wording)
+                    wordings.append(wording)
                     folds.append(fold)
             couple += 1
     return Denials(
@@ -165,7 +167,7 @@ def denial_texts(nouns: Sequence[str], *, seed: int = 0) -> Denials:
         tuple(wordings),
         np.array(folds),
         tuple(nouns),
-        tuple(f"a photo of {_with_article(noun)}" for noun in nouns),
+        tuple(f"a photo of {with_article(noun)}" for noun in nouns),
     )
 
 
@@ -213,7 +215,3 @@ def _deal(objects: Sequence[str], rng: np.random.Generator) -> np.ndarray:
     names = sorted(set(objects))
     fold = dict(zip(names, rng.permutation(len(names)) % OBJECT_FOLDS, strict=True))
     return np.array([fold[name] for name in objects])
-
-
-def _with_article(noun: str) -> str:
-    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
