@@ -23,7 +23,7 @@ def named_weights(module: nn.Module, prefix: str = "") -> dict[str, Tensor]:
 def _tensor_line(item: tuple[str, Tensor]) -> str:
     name, tensor = item
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    digest = hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())) if flat.numel() else hashlib.sha256()
+    digest = hashlib.sha256(flat.view(torch.uint8).numpy().data)  # the tensor's own memory, not a copy
     return f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {digest.hexdigest()}\n"
 
 

@@ -14,8 +14,8 @@ __all__ = ["load"]
 
 _MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _FORMS = (
-    "'scenes', 'photos', 'photos:HUB_ID' and 'minilm' are bundled; 'open_clip:ARCH/TAG' loads an open_clip model; anything else is a "
-    "folder or hub id of a transformers CLIP, SigLIP or text encoder"
+    "'scenes', 'photos', 'photos:HUB_ID' and 'minilm' are bundled; 'open_clip:ARCH/TAG' loads an open_clip model; anything else is "
+    "a folder or hub id of a transformers CLIP, SigLIP or text encoder"
 )
 
 
@@ -35,16 +35,17 @@ def load(
 
             - ``"scenes"``, ``"photos"``, ``"photos:HUB_ID"`` (with a transformers image classifier): the bundled encoders;
             - ``"minilm"``: all-MiniLM-L6-v2 by itself, text only;
-            - a hub id or folder of a transformers CLIP, SigLIP or fixed-resolution SigLIP 2 (``"openai/clip-vit-base-patch32"``), or
-              of any other text encoder, sentence-transformers' included, which then has no image side;
-            - ``"open_clip:ARCH/TAG"`` (``"open_clip:ViT-B-32/openai"``; extra ``open-clip``); without ``/TAG`` the weights are random,
-              and ``"open_clip:hf-hub:ORG/NAME"`` is a hub id in open_clip's format;
+            - a hub id or folder of a transformers CLIP, SigLIP or fixed-resolution SigLIP 2
+              (``"openai/clip-vit-base-patch32"``), or of any other text encoder, sentence-transformers' included, which then has
+              no image side;
+            - ``"open_clip:ARCH/TAG"`` (``"open_clip:ViT-B-32/openai"``; extra ``open-clip``); without ``/TAG`` the weights are
+              random, and ``"open_clip:hf-hub:ORG/NAME"`` is a hub id in open_clip's format;
             - a live model of transformers, open_clip or sentence-transformers. It is used where it is, put in evaluation mode and
               its parameters take no gradient; nothing else about it changes;
             - a :class:`DualEncoder`, which is returned as it is.
         device: where to put the weights; default: the GPU if there is one. Not for live models.
-        dtype: floating-point type of the weights (``torch.float32`` or ``"float32"``, the default; ``"float16"``, ``"bfloat16"``). Results
-            are float32 and the fingerprint is that of the weights before the cast. Not for live models.
+        dtype: floating-point type of the weights (``torch.float32`` or ``"float32"``, the default; ``"float16"``,
+            ``"bfloat16"``). Results are float32 and the fingerprint is that of the weights before the cast. Not for live models.
         tokenizer: the tokenizer of a live model, or one to use instead of a checkpoint's own.
         processor: the processor (or image processor) of a live transformers model, or one to use instead of a checkpoint's own.
         preprocess: the evaluation transform of a live open_clip model.
@@ -97,11 +98,7 @@ def _minilm(device: torch.device, dtype: torch.dtype) -> DualEncoder:
     from clipmend.backbones.minilm import load_minilm
     from clipmend.backbones.text import TextOnlyEncoder
 
-    tower = load_minilm(device)
-    if dtype != tower.dtype:
-        tower.digest()
-        tower.model.to(dtype)
-    return TextOnlyEncoder(tower, name="minilm")
+    return TextOnlyEncoder(load_minilm(), name="minilm").move(device, dtype)
 
 
 def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: Any, processor: Any) -> DualEncoder:
@@ -135,12 +132,7 @@ def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: 
         projected = architecture == "CLIPTextModelWithProjection"
         model = (transformers.CLIPTextModelWithProjection if projected else AutoModel).from_pretrained(name, dtype="auto")
         tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(name)
-        encoder = clip.text_only_clip(model, tokenizer, name)
-        if encoder.tower.dtype != dtype:
-            encoder.tower.digest()
-        model.to(device, dtype)
-        encoder.device = device
-        return encoder
+        return clip.text_only_clip(model, tokenizer, name).move(device, dtype)
     if getattr(config, "vision_config", None) is not None:
         raise ValueError(
             f"{name} is an image-text model of type {kind!r}, which is not supported; supported: {', '.join(clip.DUAL_TYPES)}"

@@ -143,21 +143,15 @@ def read_recipe(name: str) -> SentenceRecipe:
 def _build(
     model: nn.Module, tokenizer: Any, recipe: SentenceRecipe, name: str, device: torch.device, dtype: torch.dtype
 ) -> TextOnlyEncoder:
-    projection = recipe.projection()
     tower = TextTower.from_transformers(
         model,
         tokenizer,
         pooling=recipe.pooling,
-        projection=projection,
+        projection=recipe.projection(),
         context_length=recipe.context_length,
         lower=recipe.lower,
     )
-    if tower.dtype != dtype:
-        tower.digest()  # over the checkpoint's own bytes, before the cast
-    model.to(device, dtype)
-    if projection is not None:
-        projection.to(device, dtype)
-    return TextOnlyEncoder(tower, name=name)
+    return TextOnlyEncoder(tower, name=name).move(device, dtype)
 
 
 def _read_transformer(name: str, path: str, recipe: SentenceRecipe) -> None:

@@ -26,8 +26,8 @@ __all__ = ["TextAndImageEncoder", "TextOnlyEncoder", "TextTower"]
 class TextAndImageEncoder(DualEncoder):
     """A :class:`TextTower` beside an image side; subclasses say how a batch of images is embedded.
 
-    A subclass defines ``_encode_image_batch`` and ``_image_digest``. Encoding is thread-safe; results are ordinary float32 tensors on
-    the CPU, in the order of the inputs, whatever the batch size.
+    A subclass defines ``_encode_image_batch`` and ``_image_digest``. Encoding is thread-safe; results are ordinary float32 tensors
+    on the CPU, in the order of the inputs, whatever the batch size.
 
     Args:
         tower: the text half.
@@ -199,6 +199,14 @@ class TextOnlyEncoder(TextAndImageEncoder):
         raise TypeError(
             f"{self.name} is a text encoder and has no image side; load an image-text model such as a CLIP to use images"
         )
+
+    def move(self, device: torch.device, dtype: torch.dtype) -> TextOnlyEncoder:
+        """Move and cast the weights in place; the fingerprint stays that of the weights before the cast."""
+        if dtype != self.tower.dtype:
+            _ = self.fingerprint
+        self.tower.to(device, dtype)
+        self.device = device
+        return self
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
         raise TypeError(f"{self.name} has no image side")

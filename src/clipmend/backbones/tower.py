@@ -15,7 +15,7 @@ from clipmend.backbones.fingerprint import digest_facts, digest_weights, named_w
 from clipmend.backbones.taps import TappedModel, find_blocks
 from clipmend.backbones.tokens import HFTokens, TextTokens, TokenisedTexts, pad_ids
 
-__all__ = ["Pooling", "TextTower", "TowerStates"]
+__all__ = ["Pooling", "TextTower", "TowerStates", "find_final_norm", "freeze"]
 
 Pooling = Literal["eos", "last", "cls", "mean"]
 
@@ -29,7 +29,7 @@ _CONFIG_FACTS = (
     "position_embedding_type",
 )
 # Names under which encoders keep the norm after their last block.
-_FINAL_NORMS = ("final_norm", "final_layer_norm", "norm", "ln_f", "final_layernorm")
+_FINAL_NORMS = ("final_norm", "final_layer_norm", "norm", "ln_f", "final_layernorm", "layer_norm")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TextTower:
             per token. The embedding is the library's own in either case: pooled from the normed states where the encoder has
             a final norm, and from the raw ones where it has none.
         projection: maps pooled states ``[..., W]`` to ``[..., D]``; ``None`` for none.
-        call: runs ``model`` on ``(model_states, layers, ids [B, T], mask [B, T])``; default: ids alone.
+        masked: give the model the mask besides the ids (as its second argument).
         fixed_length: pad every text to the context length (SigLIP attends to its padding); otherwise to the batch's longest, which
             is exact where attention is causal or masked.
         pad_left: padding goes before the text.
@@ -161,7 +161,7 @@ class TextTower:
             pooling=pooling,
             width=width,
             embed_dim=embed_dim,
-            final_norm=_find_final_norm(model, path),
+            final_norm=find_final_norm(model, path),
             projection=projection,
             masked=True,
             facts={key: getattr(config, key) for key in _CONFIG_FACTS if isinstance(getattr(config, key, None), (str, int, float))},
@@ -187,6 +187,13 @@ class TextTower:
         """The weights' floating-point type."""
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> TextTower:
+        """Move and cast model and projection in place."""
+        self.model.to(device, dtype)
+        if isinstance(self.projection, nn.Module):
+            self.projection.to(device, dtype)
+        return self
+
     def tokenise(self, texts: Sequence[str], on_long: OnLong = "truncate") -> TokenisedTexts:
         """Token ids of ``texts``, with the rows that had to be cut."""
         return self.tokens(texts, on_long)
@@ -210,7 +217,7 @@ class TextTower:
             ids, self.tokens.pad_id, length=self.context_length if self.fixed_length else None, left=self.pad_left
         )
         padded, mask = padded.to(self.device), mask.to(self.device)
-        raw = self._tapped.states(needed, *self._arguments(padded, mask))
+        raw = {layer: self._block_output(x) for layer, x in self._tapped.states(needed, *self._arguments(padded, mask)).items()}
         position = self._sentence_position(mask)
         tokens: dict[int, Tensor] = {}
         eos: dict[int, Tensor] = {}
@@ -253,8 +260,13 @@ class TextTower:
         """SHA-256 of the tokenizer's vocabulary and rules and of the context length."""
         return digest_facts({**self.tokens.describe(), "context_length": self.context_length})
 
-    def _arguments(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def _arguments(self, ids: Tensor, mask: Tensor) -> tuple[Any, ...]:
+        """What the model is called with."""
         return (ids, mask.long()) if self.masked else (ids,)
+
+    def _block_output(self, states: Tensor) -> Tensor:
+        """A block's output as ``[B, T, W]``."""
+        return states
 
     def _norm(self, states: Tensor) -> Tensor:
         if self.final_norm is None:
@@ -291,7 +303,8 @@ def _context_length(config: Any, tokenizer: Any) -> int:
     return length if length < 1_000_000 else 512  # tokenizers that state no limit carry a huge number
 
 
-def _find_final_norm(model: nn.Module, path: str) -> nn.Module | None:
+def find_final_norm(model: nn.Module, path: str) -> nn.Module | None:
+    """The norm that an encoder applies after its last block, beside the list of blocks at ``path``; ``None`` for none."""
     parent = model.get_submodule(path.rpartition(".")[0])
     for name in _FINAL_NORMS:
         norm = getattr(parent, name, None)

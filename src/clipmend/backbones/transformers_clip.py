@@ -21,8 +21,8 @@ __all__ = ["DUAL_TYPES", "NAFLEX_REASON", "TransformersEncoder", "clip_tower", "
 
 DUAL_TYPES = ("clip", "siglip")
 NAFLEX_REASON = (
-    "it is a SigLIP 2 of flexible resolution (NaFlex): its image embedding depends on how many patches each image is cut into, so one "
-    "index cannot be compared with another; use a fixed-resolution SigLIP 2, such as google/siglip2-base-patch16-224"
+    "it is a SigLIP 2 of flexible resolution (NaFlex): its image embedding depends on how many patches each image is cut into, so "
+    "one index cannot be compared with another; use a fixed-resolution SigLIP 2, such as google/siglip2-base-patch16-224"
 )
 # What an image processor does to pixels; everything else in its config is bookkeeping that varies between versions.
 _PREPROCESSING = (
@@ -132,11 +132,12 @@ def text_only_clip(model: Any, tokenizer: Any, name: str) -> TextOnlyEncoder:
     return TextOnlyEncoder(clip_tower(inner, getattr(model, "text_projection", None), tokenizer), name=name)
 
 
-def clip_tower(text_model: Any, projection: nn.Module | None, tokenizer: Any) -> TextTower:
+def clip_tower(text_model: Any, projection: nn.Linear | None, tokenizer: Any) -> TextTower:
     """CLIP's text half: causal, pooled at EOS, projected.
 
     States are valid up to and including the first EOS; padding is trimmed, which is exact under causal attention. The pooled
-    position follows transformers: a config with the historic ``eos_token_id`` 2 pools at the highest id, any other at the first EOS.
+    position follows transformers: a config with the historic ``eos_token_id`` 2 pools at the highest id, any other at the first
+    EOS.
     """
     config = text_model.config
     legacy, eos = config.eos_token_id == 2, config.eos_token_id
@@ -146,7 +147,8 @@ def clip_tower(text_model: Any, projection: nn.Module | None, tokenizer: Any) ->
             return ids.index(max(ids)) + 1 if ids else 0
         if eos not in ids:
             raise ValueError(
-                f"the tokenizer closed a text without the model's EOS token (id {eos}): tokenizer and checkpoint do not belong together"
+                f"the tokenizer closed a text without the model's EOS token (id {eos}): tokenizer and checkpoint do not belong "
+                "together"
             )
         return ids.index(eos) + 1
 
@@ -160,7 +162,7 @@ def clip_tower(text_model: Any, projection: nn.Module | None, tokenizer: Any) ->
         blocks="encoder.layers",
         pooling="eos",
         width=config.hidden_size,
-        embed_dim=projection.weight.shape[0] if projection is not None else config.hidden_size,  # type: ignore[arg-type]
+        embed_dim=projection.out_features if projection is not None else config.hidden_size,
         final_norm=text_model.final_layer_norm,
         projection=projection,
         weights=weights,
