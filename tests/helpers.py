@@ -116,7 +116,8 @@ class RandomDualEncoder(DualEncoder):
                 x = block(x, src_mask=causal, is_causal=True)
                 states[number] = self.norm(x)
             row = torch.arange(stop - start)
-            tokens.append(torch.stack([states[k] * mask[start:stop, :, None] for k in kept], 1))
+            own = [states[k] * mask[start:stop, :, None] for k in kept]
+            tokens.append(torch.stack(own, 1) if own else x.new_zeros(stop - start, 0, 0, self.text_width))
             eos.append(torch.stack([states[k][row, end] for k in layers], 1))
             final.append(self.text_projection(states[self.num_text_layers][row, end]))
         pooled = torch.cat(eos)

@@ -20,14 +20,15 @@ def default_layers(num_text_layers: int) -> tuple[int, int, tuple[int, ...]]:
 
     The peak lies at two thirds of the depth, where divergence peaks in the encoders measured so far; the anchor two blocks
     before; the SCN reads the peak and the last. Twelve blocks (CLIP ViT-B/32): 6, 8, (8, 12); six (MiniLM): 2, 4, (4, 6).
+    Layers coincide where there are fewer than three blocks.
 
     Raises:
-        ValueError: fewer than three blocks, which leaves no layer between an anchor and the last.
+        ValueError: no block at all.
     """
-    if num_text_layers < 3:
-        raise ValueError(f"a patch reads an anchor and a peak layer before the last: {num_text_layers} text blocks are too few")
-    peak = min(max(2, round(num_text_layers * 2 / 3)), num_text_layers - 1)
-    return max(1, peak - 2), peak, (peak, num_text_layers)
+    if num_text_layers < 1:
+        raise ValueError("the text encoder has no blocks, so there are no states to read")
+    peak = max(1, min(round(num_text_layers * 2 / 3), num_text_layers - 1))
+    return max(1, peak - 2), peak, tuple(sorted({peak, num_text_layers}))
 
 
 @dataclass
@@ -36,7 +37,7 @@ class PeakPatchConfig:
 
     Args:
         peak: layer whose token states the ECN reads; ``None``: from a diagnosis, or :func:`default_layers`.
-        anchor: earlier, stable layer whose sentence token the ECN reads besides; ``None``: chosen like ``peak``.
+        anchor: earlier, stable layer (at most the peak) whose sentence token the ECN reads besides; ``None``: chosen like ``peak``.
         scn_layers: layers the SCN reads, ascending, the encoder's last one at the end (it is replaced by the ECN's corrected
             embedding); ``None``: chosen like ``peak``.
         text_width: width of the text states; ``None``: the encoder's.
@@ -175,8 +176,8 @@ class PeakPatchConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is a layer and layers start at 1, but it is {value}")
-        if self.anchor is not None and self.peak is not None and not self.anchor < self.peak:
-            raise ValueError(f"the anchor must lie before the peak, but anchor = {self.anchor} and peak = {self.peak}")
+        if self.anchor is not None and self.peak is not None and self.anchor > self.peak:
+            raise ValueError(f"the anchor must not lie after the peak, but anchor = {self.anchor} and peak = {self.peak}")
         if self.scn_layers is not None:
             if not self.scn_layers or self.scn_layers[0] < 1 or list(self.scn_layers) != sorted(set(self.scn_layers)):
                 raise ValueError(f"scn_layers must be layers >= 1 in ascending order, each once, not {list(self.scn_layers)}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipmend.backbones.base import DualEncoder, Fingerprint, OnLong, PreparedTexts, TextStates
+from clipmend.backbones.base import DualEncoder, Fingerprint, LongTextsWarning, OnLong, PreparedTexts, TextStates
 from clipmend.backbones.progress import track
 from clipmend.backbones.tokens import check_texts
 from clipmend.negation.gate import has_negation
@@ -186,14 +186,14 @@ class Mended(DualEncoder):
         size = max(_CHUNK, batch_size)
         starts = range(0, len(texts), size)
         several = len(starts) > 1
-        messages: list[str] = []
+        reports: list[LongTextsWarning] = []
         tower = getattr(self.encoder, "tower", None)
         if several and tower is not None:  # tokenising is cheap: report what is too long for the whole call, and before the work
             tower.tokenise(texts, on_long)
             on_long = "truncate"
         for start in track(starts, len(starts), "texts", progress and several):
             chunk = texts[start : start + size]
-            states = self._states(chunk, context, batch_size, on_long, progress and not several, messages if several else None)
+            states = self._states(chunk, context, batch_size, on_long, progress and not several, reports if several else None)
             for first in range(0, len(chunk), batch_size):
                 rows = slice(first, min(first + batch_size, len(chunk)))
                 into = slice(start + rows.start, start + rows.stop)
@@ -201,16 +201,21 @@ class Mended(DualEncoder):
                     unit[into], norm[into] = self._corrected_rows(states, rows)
                     if layered is not None:
                         layered[into] = self._layered(states, rows, unit[into])
-        if messages:
-            warnings.warn(
-                messages[0] + (f" (and {len(messages) - 1} more parts of {size} texts)" if len(messages) > 1 else ""),
-                stacklevel=4,
-            )
+        if reports:
+            cut = sum(report.count for report in reports)
+            message = f"{cut} of {len(texts)} texts exceed {self.context_length} tokens; they were truncated"
+            warnings.warn(LongTextsWarning(message, cut), stacklevel=3)
         _check_finite(unit, norm, texts, self.encoder.name)
         return _Corrected(unit, norm, layered)
 
     def _states(
-        self, chunk: list[str], context: bool, batch_size: int, on_long: OnLong, progress: bool, messages: list[str] | None
+        self,
+        chunk: list[str],
+        context: bool,
+        batch_size: int,
+        on_long: OnLong,
+        progress: bool,
+        reports: list[LongTextsWarning] | None,
     ) -> TextStates:
         layers = {self._peak} | ({self._anchor} if self._ecn.use_anchor else set())
         if context:
@@ -227,13 +232,17 @@ class Mended(DualEncoder):
                 progress=progress,
             )
 
-        if messages is None or on_long != "warn":
+        if reports is None or on_long != "warn":
             return run()
         # An encoder of the user's own, that reports by itself: gather its reports into one.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             states = run()
-        messages.extend(str(entry.message) for entry in caught)
+        for entry in caught:
+            if isinstance(entry.message, LongTextsWarning):
+                reports.append(entry.message)
+            else:
+                warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
         return states
 
     def _corrected_rows(self, states: TextStates, rows: slice) -> tuple[Tensor, Tensor]:

@@ -221,7 +221,7 @@ class PeakPatch:
             try:
                 network.load_state_dict(own)
             except RuntimeError as error:
-                raise ValueError(f"{folder / WEIGHTS} does not fit its config.json: {error}") from error
+                raise ValueError(f"{folder / WEIGHTS} does not fit its config.json: {' '.join(str(error).split())}") from error
             network.eval()
 
     def push_to_hub(
