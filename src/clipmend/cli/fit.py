@@ -1,0 +1,128 @@
+"""``clipmend fit``: train a patch for an encoder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import typer
+
+from clipmend.cli.encoders import MODEL_HELP
+
+__all__ = ["register"]
+
+EPILOG = """Example:
+
+clipmend fit openai/clip-vit-base-patch32 --text-only -o my-patch
+
+clipmend scenes drawn/ --count 4000 --seed 1 && clipmend fit scenes --data drawn/ -o my-patch --steps 300
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command(name="fit", epilog=EPILOG)(fit)
+
+
+def fit(
+    model: str = typer.Argument(..., help=MODEL_HELP),
+    out: Path = typer.Option(..., "--out", "-o", metavar="PATCH", help="The patch, a new folder."),
+    data: Path | None = typer.Option(
+        None, "--data", metavar="DIR", help="Folder made by 'clipmend scenes': images, captions and what is true."
+    ),
+    text_only: bool = typer.Option(
+        False, "--text-only", help="Fit from nouns alone, without any image; the first thing to try with your own CLIP."
+    ),
+    images_only: bool = typer.Option(False, "--images-only", help="With --data: leave out the text-only noun sets that are mixed in."),
+    nouns: Path | None = typer.Option(
+        None, "--nouns", metavar="FILE", help="Your own nouns for text-only training, one a line; default: a list of common nouns."
+    ),
+    index: Path | None = typer.Option(
+        None, "--index", metavar="INDEX", help="With --text-only: an image index whose mean tells where this encoder's images lie."
+    ),
+    config: Path | None = typer.Option(
+        None, "--config", metavar="FILE.json", help="Hyper-parameters (the fields of PeakPatchConfig); options given here come first."
+    ),
+    objective: str | None = typer.Option(None, "--objective", help="truthful, or released: the published one."),
+    steps: int | None = typer.Option(None, "--steps", min=1, help="Optimiser steps (default: the config's epochs)."),
+    hidden: int | None = typer.Option(None, "--hidden", min=1, help="Width of the correction network (default 1024)."),
+    peak: int | None = typer.Option(None, "--peak", min=2, help="Layer to read (default: suggested by a diagnosis)."),
+    anchor: int | None = typer.Option(None, "--anchor", min=1, help="Earlier, stable layer to read besides."),
+    no_scn: bool = typer.Option(False, "--no-scn", help="No score correction: embeddings only."),
+    gate: bool = typer.Option(False, "--gate", help="Leave captions without any negation word exactly as they are (English)."),
+    seed: int | None = typer.Option(None, "--seed", help="Seed of weights, batches and split."),
+    work: Path | None = typer.Option(
+        None, "--work", metavar="DIR", help="Where features and checkpoints go; the same command resumes from there (default: PATCH.work)."
+    ),
+    half: bool = typer.Option(False, "--half", help="Store the patch as float16: half the size."),
+    device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
+) -> None:
+    """Train a patch that puts "no", "without" and their like back into an encoder's text embeddings.
+
+    The encoder's weights and every image embedding stay as they are. The text side is run once over the training captions; training
+    itself reads the stored features. A run that was killed is resumed by the same command.
+    """
+    import json
+    import shutil
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    import clipmend
+    from clipmend.negation import PeakPatch, PeakPatchConfig
+
+    if (data is None) != text_only:
+        raise ValueError("give --data DIR to fit on images, or --text-only to fit without any" if data is None else "--data and --text-only exclude each other")
+    if images_only and data is None:
+        raise ValueError("--images-only needs --data")
+    if index is not None and data is not None:
+        raise ValueError("--index belongs to --text-only; with --data the images themselves tell where they lie")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} exists already; choose a new folder for the patch, or delete it")
+    values = {}
+    if config is not None:
+        try:
+            values = json.loads(config.read_text(encoding="utf-8-sig"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{config}: not JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{config}: expected an object of PeakPatchConfig's fields, not {type(values).__name__}")
+    chosen = PeakPatchConfig.from_dict(values, source=str(config or "config"))
+    given = {
+        "objective": objective, "steps": steps, "hidden": hidden, "peak": peak, "anchor": anchor, "seed": seed,
+        "use_scn": False if no_scn else None, "gate": True if gate else None, "text_only_weight": 0.0 if images_only else None,
+    }  # fmt: skip
+    chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    words = None
+    if nouns is not None:
+        words = [line.strip() for line in nouns.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    mean = None
+    if index is not None:
+        import torch
+
+        from clipmend.search import ImageIndex
+
+        mean = torch.from_numpy(ImageIndex.open(index).mean_embedding()).float()[None]
+    console = Console(highlight=False, soft_wrap=True)
+    encoder = clipmend.load(model, device=device)
+    folder = work or out.with_name(f"{out.name}.work")
+    patch: PeakPatch = clipmend.fit(
+        encoder, data, chosen, nouns=words, image_embeddings=mean, directory=folder, progress=True,
+        on_validation=lambda step, metrics: console.print(f"step {step}: {_shown(metrics)}", markup=False),
+    )  # fmt: skip
+    patch.command = shlex.join(["clipmend", *sys.argv[1:]])
+    if half:
+        import torch
+
+        patch.save_pretrained(out, dtype=torch.float16)
+    else:
+        patch.save_pretrained(out)
+    if work is None:
+        shutil.rmtree(folder)
+    console.print(f"{out}: best at step {patch.metrics['best_step']} of {patch.metrics['steps']}, {patch.metrics['seconds']:.0f} s", markup=False)
+    console.print(f"use it: clipmend search INDEX QUERY --patch {out}", markup=False)
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
