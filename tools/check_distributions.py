@@ -3,7 +3,7 @@
     .venv/bin/python tools/check_distributions.py dist
 
 The dependencies are borrowed from the calling environment through a path file, so that nothing large is downloaded again; clipmend
-itself must come from the distribution (checked). A wheel that lacks a module, a data file, the type marker or the licence fails here.
+itself must come from the distribution (checked). A wheel that lacks a module, a data file, the type marker or the licence fails.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def check(distribution: Path) -> None:
         folder = Path(name)
         venv.create(folder, with_pip=True)
         python = str(python_of(folder))
-        for command in (["-m", "pip", "install", "--quiet", "--no-deps", str(distribution)],):
-            subprocess.run([python, *command], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(distribution)], check=True)
         where = subprocess.run(
             [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], check=True, capture_output=True, text=True
         ).stdout.strip()
