@@ -59,7 +59,7 @@ def announcement(items: list[dict[str, Any]]) -> str | None:
     where = "downloads" if set(map(id, heavy)) & set(map(id, fetched)) else "unpacks from this disk"
     return (
         f"pip {where} a GPU build of torch with {len(heavy)} CUDA packages: several gigabytes, 5 GB once installed. For a CPU "
-        "build stop now (Ctrl-C) and give TORCH_INDEX=<address of a package index with CPU builds>, or install a torch yourself first."
+        "build stop now (Ctrl-C) and give TORCH_INDEX=<address of an index with CPU builds>, or install a torch yourself first."
     )
 
 
