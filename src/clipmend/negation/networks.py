@@ -71,12 +71,12 @@ class FoldedAttention(nn.Module):
         q_weight, k_weight, v_weight = self.in_proj_weight.view(3, heads, width // heads, width)  # each [H, d, W]
         q_bias, _, v_bias = self.in_proj_bias.view(3, heads, width // heads)  # the key bias is left with a zero gradient
         query = (q_weight @ self.query + q_bias) / math.sqrt(width // heads)  # [H, d]
-        folded = torch.einsum("hdw,hd->wh", k_weight, query)  # [W, H]
-        scores = (tokens @ folded).transpose(1, 2)  # [B, H, T]
+        folded = (query[:, None] @ k_weight).squeeze(1)  # [H, W]
+        scores = torch.bmm(folded.expand(len(tokens), -1, -1), tokens.transpose(1, 2))  # [B, H, T]; tokens @ folded.T is slower
         valid = mask[:, None]  # [B, 1, T]
         scores = scores.masked_fill(~valid, torch.finfo(scores.dtype).min)  # not -inf, which gives NaN where all are padding
         weights = scores.softmax(-1).masked_fill(~valid, 0.0)
-        weights = F.dropout(weights.contiguous(), self.dropout, self.training)
+        weights = F.dropout(weights, self.dropout, self.training)
         mixed = weights @ tokens  # [B, H, W]
         value = torch.einsum("bhw,hdw->bhd", mixed, v_weight) + v_bias * weights.sum(-1, keepdim=True)  # [B, H, d]
         return self.out_proj(value.flatten(1))
