@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from rich.markup import escape
 from rich.table import Table
 
 from clipmend.negation.diagnosis_measures import Estimate
@@ -67,7 +68,7 @@ def diagnosis_table(diagnosis: Diagnosis, kind: str) -> Table:
         raise ValueError(f"kind {kind!r} was not measured; there are {', '.join(diagnosis.kinds)}")
     result = diagnosis.kinds[kind]
     shown = {name: text for name, text in _COLUMNS.items() if any(getattr(row, name) is not None for row in result.layers)}
-    table = Table(title=f"{diagnosis.encoder}: {kind}, {result.count} pairs", title_justify="left", header_style="bold")
+    table = Table(title=escape(f"{diagnosis.encoder}: {kind}, {result.count} pairs"), title_justify="left", header_style="bold")
     table.add_column("layer", justify="right")
     for text in shown.values():
         table.add_column(text, justify="right")
