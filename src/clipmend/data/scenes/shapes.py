@@ -66,7 +66,8 @@ def blob(*points: Point, role: str = "body") -> Shape:
 def curve(*points: Point, width: float, role: str = "body") -> Shape:
     """Smooth open stroke through the points."""
     padded = (points[0], *points, points[-1])
-    smooth = [_spline(*padded[k : k + 4], step / 8) for k in range(len(points) - 1) for step in range(8)]  # type: ignore[arg-type]
+    quads = zip(padded, padded[1:], padded[2:], padded[3:], strict=False)
+    smooth = [_spline(*quad, step / 8) for quad in quads for step in range(8)]
     return Shape((*smooth, points[-1]), role, width)
 
 

@@ -38,13 +38,12 @@ _FIXED: dict[str, tuple[int, int, int]] = {
 
 def _paint(colour: str) -> dict[str, tuple[int, int, int]]:
     """Colour of every role for an object of the given colour."""
-    base = COLOURS[colour]
-    dark = tuple(round(c * 0.72) for c in base)
-    light = tuple(round(c + (255 - c) * 0.5) for c in base)
+    base = red, green, blue = COLOURS[colour]
     if colour == "white":  # white has no lighter tint: use a faint grey, and dark spots where others have pale ones
-        light = (222, 224, 228)
-        return _FIXED | {"body": base, "dark": (200, 202, 208), "light": light, "spot": (150, 152, 160)}
-    return _FIXED | {"body": base, "dark": dark, "light": light}  # type: ignore[dict-item]
+        return _FIXED | {"body": base, "dark": (200, 202, 208), "light": (222, 224, 228), "spot": (150, 152, 160)}
+    dark = round(red * 0.72), round(green * 0.72), round(blue * 0.72)
+    light = (red + 255) // 2, (green + 255) // 2, (blue + 255) // 2
+    return _FIXED | {"body": base, "dark": dark, "light": light}
 
 
 @cache
@@ -64,7 +63,7 @@ def extent(kind: str) -> tuple[float, float, float, float]:
 def sprite(kind: str, colour: str, pixels: int, mirrored: bool) -> tuple[Image.Image, Image.Image]:
     """A drawn object whose longest side is ``pixels``: an RGB image and its coverage ``L``, both ``[h, w]``.
 
-    Colour is premultiplied out, so that edges blend into any background without a fringe.
+    Under the edges lies the contour's colour, so that they blend into any background without a fringe.
     """
     x0, y0, x1, y1 = extent(kind)
     scale = pixels / max(x1 - x0, y1 - y0)
