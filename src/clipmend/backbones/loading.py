@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.checkpoint import read_model
 
 __all__ = ["load"]
 
@@ -130,7 +131,7 @@ def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: 
         # The config names the class, since AutoModel would drop the projection.
         architecture = (config.architectures or [""])[0]
         projected = architecture == "CLIPTextModelWithProjection"
-        model = (transformers.CLIPTextModelWithProjection if projected else AutoModel).from_pretrained(name, dtype="auto")
+        model = read_model(transformers.CLIPTextModelWithProjection if projected else AutoModel, name)
         tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(name)
         return clip.text_only_clip(model, tokenizer, name).move(device, dtype)
     if getattr(config, "vision_config", None) is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clipmend.backbones.checkpoint import read_model
 from clipmend.backbones.text import TextOnlyEncoder
 from clipmend.backbones.tower import Pooling, TextTower
 
@@ -81,7 +82,7 @@ def load_text_encoder(name: str, device: torch.device, dtype: torch.dtype, *, to
 
     config = AutoConfig.from_pretrained(name)
     kind = AutoModelForTextEncoding if getattr(config, "is_encoder_decoder", False) else AutoModel
-    model = kind.from_pretrained(name, dtype="auto")
+    model = read_model(kind, name)
     tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(name)
     return _build(model, tokenizer, read_recipe(name), name, device, dtype)
 

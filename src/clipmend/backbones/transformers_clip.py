@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from clipmend.backbones.checkpoint import read_model
 from clipmend.backbones.fingerprint import digest_weights, named_weights
 from clipmend.backbones.text import TextAndImageEncoder, TextOnlyEncoder
 from clipmend.backbones.tokens import HFTokens
@@ -110,7 +111,7 @@ def load_dual_encoder(
             ) from error
     if image_processor is None:
         image_processor = AutoImageProcessor.from_pretrained(name)
-    model = AutoModel.from_pretrained(name, dtype="auto")
+    model = read_model(AutoModel, name)
     return TransformersEncoder(model, tokenizer, image_processor, name=name).move(device, dtype)
 
 
@@ -200,8 +201,8 @@ def siglip_tower(text_model: Any, tokenizer: Any) -> TextTower:
 
 
 def _lowering(tokenizer: Any) -> Callable[[str], str] | None:
-    sample = "ABCDEFGHIJKLMNOPQRSTUVWXYZ A Cat And The DOG"
-    return None if tokenizer(sample)["input_ids"] == tokenizer(sample.lower())["input_ids"] else str.lower
+    upper, lower = (tokenizer(text, verbose=False)["input_ids"] for text in ("A Cat And The DOG", "a cat and the dog"))
+    return None if upper == lower else str.lower
 
 
 def _config_facts(config: Any) -> dict[str, Any]:
