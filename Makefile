@@ -27,7 +27,7 @@ endif
 
 PY := $(VENV)/bin/python
 PY_OPEN_CLIP := $(VENV_OPEN_CLIP)/bin/python
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 SOURCES := src tests benchmarks tools
 
 # ---- for newcomers ------------------------------------------------------------------------------------------------------
@@ -94,31 +94,36 @@ $(VENV)/.stamp-torch: tools/install_torch.py
 	  if [ $$site = yes ]; then echo "$(PYTHON) has a torch: $(VENV) will use it"; $(PYTHON) -m venv --system-site-packages $(VENV); \
 	  else $(PYTHON) -m venv $(VENV); fi; \
 	fi
-	$(PY) tools/install_torch.py torch==$(TORCH) --minimum $(TORCH_MINIMUM) --index "$(TORCH_INDEX)"
+	@$(PY) tools/install_torch.py torch==$(TORCH) --minimum $(TORCH_MINIMUM) --index "$(TORCH_INDEX)"
 	@touch $@
 
 $(VENV)/.stamp-demo: pyproject.toml $(VENV)/.stamp-torch
-	$(PY) $(PIP_INSTALL) -e ".[demo]"
+	@echo "installing what the demo needs (a minute or two) into $(VENV)"
+	@$(PY) $(PIP_INSTALL) -e ".[demo]"
 	@touch $@
 
 $(VENV)/.stamp-test: pyproject.toml $(VENV)/.stamp-torch
-	$(PY) $(PIP_INSTALL) -e ".[demo,test]"
+	@echo "installing what the tests need (a minute or two) into $(VENV)"
+	@$(PY) $(PIP_INSTALL) -e ".[demo,test]"
 	@touch $@ $(VENV)/.stamp-demo
 
 $(VENV)/.stamp-lint: pyproject.toml $(VENV)/.stamp-torch
-	$(PY) $(PIP_INSTALL) -e ".[lint]"
+	@echo "installing what the linters need into $(VENV)"
+	@$(PY) $(PIP_INSTALL) -e ".[lint]"
 	@touch $@
 
 $(VENV)/.stamp-docs: pyproject.toml $(VENV)/.stamp-torch
-	$(PY) $(PIP_INSTALL) -e ".[docs]"
+	@echo "installing what the documentation needs into $(VENV)"
+	@$(PY) $(PIP_INSTALL) -e ".[docs]"
 	@touch $@
 
-$(VENV)/.stamp-build: pyproject.toml $(VENV)/.stamp-torch
-	$(PY) $(PIP_INSTALL) "build>=1.2" "hatchling>=1.25"
+$(VENV)/.stamp-build: pyproject.toml $(VENV)/.stamp-test
+	@$(PY) $(PIP_INSTALL) "build>=1.2" "hatchling>=1.25"
 	@touch $@
 
 $(VENV_OPEN_CLIP)/.stamp-test: pyproject.toml tools/install_torch.py
-	if [ ! -x $(PY_OPEN_CLIP) ]; then $(PYTHON) -m venv $(VENV_OPEN_CLIP); fi
-	$(PY_OPEN_CLIP) tools/install_torch.py torch==$(OPEN_CLIP_TORCH) torchvision==$(OPEN_CLIP_TORCHVISION) --index "$(TORCH_INDEX)"
-	$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip]"
+	@if [ ! -x $(PY_OPEN_CLIP) ]; then $(PYTHON) -m venv $(VENV_OPEN_CLIP); fi
+	@$(PY_OPEN_CLIP) tools/install_torch.py torch==$(OPEN_CLIP_TORCH) torchvision==$(OPEN_CLIP_TORCHVISION) --index "$(TORCH_INDEX)"
+	@echo "installing what the open_clip tests need into $(VENV_OPEN_CLIP)"
+	@$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip]"
 	@touch $@

@@ -80,7 +80,7 @@ def main() -> int:
             print(f"installing torch {item['metadata']['version']}")
     if message := announcement(items):
         print(f"WARNING: {message}", file=sys.stderr, flush=True)
-    return subprocess.run(pip("install", *index, *arguments.requirements)).returncode
+    return subprocess.run(pip("install", "--disable-pip-version-check", *index, *arguments.requirements)).returncode
 
 
 if __name__ == "__main__":
