@@ -358,8 +358,11 @@ def _start(directory: Path, encoder: DualEncoder, root: Path, dtype: str | None)
             f"{display_path(directory)} is not an image index and not empty (it holds {display_path(strangers[0])}); "
             "give a new folder for the index"
         )
+    from clipmend.negation.mended import Mended
+
+    backbone = encoder.encoder if isinstance(encoder, Mended) else encoder  # the index is the backbone's: its name is what to load
     manifest = Manifest(
-        backbone={"name": str(encoder.name), "image": encoder.fingerprint.image},
+        backbone={"name": str(backbone.name), "image": encoder.fingerprint.image},
         embed_dim=encoder.embed_dim,
         dtype=dtype or "float32",
         root=str(root.resolve()),

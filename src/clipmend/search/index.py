@@ -164,8 +164,8 @@ class ImageIndex:
         if not self.entries:
             raise ImageIndexError(f"the index {display_path(self.directory)} is empty")
         total = np.zeros(self.embed_dim, np.float64)
-        for _, vectors in self._chunks(65_536):
-            total += vectors.sum(0, dtype=np.float64)
+        for _, which, vectors in self._chunks(65_536):
+            total += np.bincount(which, minlength=len(vectors)) @ vectors.astype(np.float64)
         return (total / len(self)).astype(np.float32)
 
     def scores(self, query: Any, *, chunk: int = 65_536) -> np.ndarray:
@@ -183,8 +183,8 @@ class ImageIndex:
         """
         queries = self._queries(query)
         found = np.empty((len(queries), len(self)), np.float32)
-        for positions, vectors in self._chunks(chunk):
-            found[:, positions] = queries @ vectors.T
+        for positions, which, vectors in self._chunks(chunk):
+            found[:, positions] = (queries @ vectors.T)[:, which]
         return found[0] if np.ndim(query) == 1 else found
 
     def search(self, query: Any, k: int, *, chunk: int = 65_536) -> tuple[np.ndarray, np.ndarray]:
@@ -207,8 +207,8 @@ class ImageIndex:
         k = min(k, len(self))
         best = np.empty((len(queries), 0), np.float32)
         where = np.empty((len(queries), 0), np.int64)
-        for positions, vectors in self._chunks(chunk):
-            best = np.concatenate([best, queries @ vectors.T], axis=1)
+        for positions, which, vectors in self._chunks(chunk):
+            best = np.concatenate([best, (queries @ vectors.T)[:, which]], axis=1)
             where = np.concatenate([where, np.broadcast_to(positions, (len(queries), len(positions)))], axis=1)
             keep = np.stack([top_k(scores, ties, k) for scores, ties in zip(best, where, strict=True)])
             best, where = np.take_along_axis(best, keep, 1), np.take_along_axis(where, keep, 1)
@@ -225,20 +225,26 @@ class ImageIndex:
             raise ValueError("a query embedding is zero: it has no direction to search in")
         return queries / norms
 
-    def _chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Positions ``[c]`` and unit float32 vectors ``[c, D]`` of all images, in the order they lie on disk."""
+    def _chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """All images in the order their vectors lie on disk, at most ``size`` vectors at a time.
+
+        Yields:
+            Positions ``[c]``, for each the index of its vector, and unit float32 vectors ``[v, D]``, ``v <= c``. Copies of one
+            content share a vector, which comes once: their scores are equal to the last bit.
+        """
         order = np.argsort(self._rows, kind="stable")
-        rows = self._rows[order]
+        rows, firsts = np.unique(self._rows[order], return_index=True)
+        firsts = np.append(firsts, len(order))
         for number, vectors in enumerate(self._shards):
             start = self._starts[number]
-            first, last = np.searchsorted(rows, [start, self._starts[number + 1]])
-            for low in range(first, last, size):
-                chosen = rows[low : min(low + size, last)] - start
-                if chosen[-1] - chosen[0] == len(chosen) - 1 and len(np.unique(chosen)) == len(chosen):
-                    part = vectors[chosen[0] : chosen[-1] + 1]  # no gaps, no copies: a view of the file
-                else:
-                    part = vectors[chosen]
-                yield order[low : min(low + size, last)], self._unit(np.asarray(part, np.float32))
+            begin, end = np.searchsorted(rows, [start, self._starts[number + 1]])
+            for low in range(begin, end, size):
+                high = min(low + size, end)
+                chosen = rows[low:high] - start
+                gapless = chosen[-1] - chosen[0] == len(chosen) - 1
+                part = vectors[chosen[0] : chosen[-1] + 1] if gapless else vectors[chosen]  # the former is a view, not a copy
+                which = np.repeat(np.arange(high - low), np.diff(firsts[low : high + 1]))
+                yield order[firsts[low] : firsts[high]], which, self._unit(np.asarray(part, np.float32))
 
     def _unit(self, vectors: np.ndarray) -> np.ndarray:
         """Undo what float16 storage did to the norm; float32 vectors are unit as they are."""

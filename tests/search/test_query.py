@@ -1,0 +1,126 @@
+"""Queries in words, re-ranking, before and after a patch, and the hint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from clipmend.search import Hit, ImageIndex, ImageIndexError, compare, negation_hint, search
+from search.fakes import FakeEncoder, FakeMended, colour_folder
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> ImageIndex:
+    root = tmp_path_factory.mktemp("query")
+    colour_folder(root / "photos", 15)
+    for name in ("red", "green", "blue"):
+        Image.new("RGB", (4, 4), name if name != "green" else (0, 255, 0)).save(root / "photos" / f"{name}.png")
+    return ImageIndex.build(FakeEncoder(), root / "photos", root / "index")
+
+
+def test_the_right_colour_first(index: ImageIndex) -> None:
+    for colour in ("red", "green", "blue"):
+        hits = search(index, FakeEncoder(), f"something {colour}", k=3)
+        assert [hit.rank for hit in hits] == [1, 2, 3]
+        assert hits[0].path.name == f"{colour}.png"
+        assert hits[0].score > hits[1].score >= hits[2].score
+        assert isinstance(hits[0], Hit)
+
+
+def test_hits_are_the_brute_force_order(index: ImageIndex) -> None:
+    encoder = FakeEncoder()
+    scores = encoder.encode_images(index.paths) @ encoder.encode_texts(["a thing"])[0]
+    hits = search(index, encoder, "a thing", k=100)
+    assert len(hits) == len(index) == 18
+    assert [hit.path for hit in hits] == [index.path(int(i)) for i in scores.argsort(descending=True, stable=True)]
+
+
+def test_rerank_orders_the_top_by_the_encoders_own_score(index: ImageIndex) -> None:
+    mended = FakeMended()  # its score is minus the cosine
+    plain = search(index, mended, "red", k=18)
+    assert [h.path for h in search(index, mended, "red", k=6, rerank=6)] == [h.path for h in plain[:6]][::-1]
+    both = search(index, mended, "red", k=2, rerank=6)
+    assert [h.path for h in both] == [plain[5].path, plain[4].path]
+    assert both[0].score == pytest.approx(-plain[5].score, abs=1e-6)
+    everything = search(index, mended, "red", k=18, rerank=3)  # at least k are scored again
+    assert [h.path for h in everything] == [h.path for h in plain][::-1]
+
+
+def test_compare_gives_ranks_under_both(index: ImageIndex) -> None:
+    before, after = FakeEncoder(), FakeMended()
+    result = compare(index, before, after, "no red", k=5)
+    old = {hit.path: hit for hit in search(index, before, "no red", k=18)}
+    new = {hit.path: hit for hit in search(index, after, "no red", k=18)}
+    assert [change.rank_after for change in result.found] == [1, 2, 3, 4, 5]
+    for change in (*result.found, *result.left):
+        assert (change.rank_before, change.rank_after) == (old[change.path].rank, new[change.path].rank)
+        assert change.score_before == pytest.approx(old[change.path].score, abs=1e-6)
+        assert change.score_after == pytest.approx(new[change.path].score, abs=1e-6)
+    gone = [hit.path for hit in old.values() if hit.rank <= 5 and new[hit.path].rank > 5]
+    assert [change.path for change in result.left] == gone
+    assert gone[0].name == "red.png"
+    assert new[gone[0]].rank == 18
+    same = compare(index, before, before, "no red", k=50)
+    assert all(change.rank_before == change.rank_after for change in same.found)
+    assert (len(same.found), same.left) == (18, [])
+
+
+def test_compare_can_rerank_after(index: ImageIndex) -> None:
+    mended = FakeMended()
+    result = compare(index, FakeEncoder(), mended, "red", k=4, rerank=6)
+    assert [c.path for c in result.found] == [h.path for h in search(index, mended, "red", k=4, rerank=6)]
+    assert [c.rank_after for c in result.found] == [1, 2, 3, 4]
+
+
+def test_the_index_is_untouched_by_either(index: ImageIndex) -> None:
+    before = {p.name: p.read_bytes() for p in index.directory.iterdir()}
+    search(index, FakeMended(), "no red", k=3, rerank=10)
+    compare(index, FakeEncoder(), FakeMended(), "no red")
+    assert {p.name: p.read_bytes() for p in index.directory.iterdir()} == before
+
+
+def test_a_patch_changes_texts_only(index: ImageIndex) -> None:
+    assert torch.equal(FakeEncoder().encode_images(index.paths), FakeMended().encode_images(index.paths))
+
+
+def test_what_is_refused(index: ImageIndex) -> None:
+    for query in ("", "  \n\t"):
+        with pytest.raises(ValueError, match="query is empty"):
+            search(index, FakeEncoder(), query)
+        with pytest.raises(ValueError, match="query is empty"):
+            compare(index, FakeEncoder(), FakeMended(), query)
+    with pytest.raises(ValueError, match="k must be"):
+        search(index, FakeEncoder(), "red", k=0)
+    with pytest.raises(ValueError, match="rerank must be"):
+        search(index, FakeEncoder(), "red", rerank=-1)
+    with pytest.raises(ImageIndexError, match="cannot be compared"):
+        search(index, FakeEncoder(image="other"), "red")
+    with pytest.raises(ImageIndexError, match="cannot be compared"):
+        compare(index, FakeEncoder(), FakeMended(image="other"), "red")
+
+
+def test_an_index_of_unreadable_files_answers_nothing(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "bad.png").write_bytes(b"no")
+    empty = ImageIndex.build(FakeEncoder(), tmp_path / "photos", tmp_path / "index")
+    assert len(empty) == 0
+    assert search(empty, FakeEncoder(), "red", rerank=5) == []
+    assert compare(empty, FakeEncoder(), FakeMended(), "red").found == []
+    assert empty.scores(np.ones((2, 8))).shape == (2, 0)
+    with pytest.raises(ImageIndexError, match="empty"):
+        empty.mean_embedding()
+
+
+def test_strange_queries_work(index: ImageIndex) -> None:
+    for query in ("🐈", "日本", "word " * 500, "no"):
+        assert len(search(index, FakeEncoder(), query, k=2)) == 2
+
+
+def test_the_hint_is_for_negated_queries_without_a_patch() -> None:
+    assert "--patch" in str(negation_hint("a street with no car", patched=False))
+    assert negation_hint("a street with no car", patched=True) is None
+    assert negation_hint("a street with a car", patched=False) is None
