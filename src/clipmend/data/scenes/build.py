@@ -42,8 +42,7 @@ def make_scenes(count: int, seed: int, split: str = "train") -> list[Scene]:
     """
     if count < 0:
         raise ValueError(f"the number of scenes must not be negative, got {count}")
-    width = max(6, len(str(count)))
-    return [sample_scene(scene_rng(seed, split, index), name=f"{index:0{width}d}.png") for index in range(count)]
+    return [sample_scene(scene_rng(seed, split, index), name=f"images/{index:06d}.png") for index in range(count)]
 
 
 def scene_captions(scene: Scene, seed: int, image: int, split: str = "train", subset: str = "standard") -> list[Caption]:

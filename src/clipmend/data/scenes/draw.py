@@ -11,7 +11,7 @@ from PIL import Image
 from clipmend.data.scenes.sprites import VARIANTS, backdrop, extent, sprite
 from clipmend.data.scenes.world import BACKGROUNDS, COLOURS, KINDS, SIZES, allowed_colours
 
-__all__ = ["MAX_OBJECTS", "Scene", "SceneObject", "box_around", "overlap", "render", "sample_scene"]
+__all__ = ["MAX_OBJECTS", "Scene", "SceneObject", "box_around", "overlap", "render", "sample_scene", "with_object"]
 
 MAX_OBJECTS = 6
 _COUNT_ODDS = np.cumsum([0.08, 0.14, 0.22, 0.24, 0.18, 0.14])  # 1..6 objects
@@ -55,7 +55,7 @@ class Scene:
         objects: drawn in this order (a small overlap is possible, up to a tenth of the smaller box).
         variant: which variant of the background.
         mirrored: background reversed left to right.
-        name: file name of its image, ``""`` for a scene that has none.
+        name: path of its image in the folder that holds the scene, e.g. ``"images/000000.png"``; ``""`` for none.
     """
 
     background: str
@@ -152,7 +152,7 @@ def sample_scene(rng: np.random.Generator, count: int | None = None, name: str =
     Args:
         rng: source of every choice.
         count: number of objects, 1 to 6; by default 1-6, mostly 3-5.
-        name: file name its image will have.
+        name: path its image will have.
 
     Kinds differ within a scene, but for some 15% of scenes, which show one kind two or three times. Raises ``ValueError`` for a
     count outside 1-6.
@@ -225,9 +225,8 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
         x0, y0, x1, y1 = thing.box
         pixels = max(2, round(max(x1 - x0, y1 - y0) * size))
         picture, mask = sprite(thing.kind, thing.colour, pixels, thing.mirrored)
-        image.paste(
-            picture, (round((x0 + x1) / 2 * size - picture.width / 2), round((y0 + y1) / 2 * size - picture.height / 2)), mask
-        )
+        left, top = thing.centre[0] * size - picture.width / 2, thing.centre[1] * size - picture.height / 2
+        image.paste(picture, (round(left), round(top)), mask)
     return image
 
 

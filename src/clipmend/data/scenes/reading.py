@@ -80,7 +80,7 @@ def negation_data_from_folder(folder: str | os.PathLike[str], subset: str = "sta
             if row["subset"] == subset:
                 questions.append(_question(row, place, position, captions, known))
     facts = [scene_facts(scene) for scene in scenes]
-    return NegationData(paths, facts, captions, questions, name=root.name or str(root), root=root)
+    return NegationData(paths, facts, captions, questions, name=root.name or str(root))
 
 
 def _text(path: Path) -> str:
@@ -146,10 +146,9 @@ def _question(
         raise ValueError(f"{place}: parse must list one object for each of the {len(texts)} captions")
     if not 0 <= answer < len(texts):
         raise ValueError(f"{place}: correct_answer must be 0 to {len(texts) - 1}, not {answer}")
-    if row["correct_answer_template"] not in _FORM_OF:
-        raise ValueError(
-            f"{place}: unknown template {row['correct_answer_template']!r}; choose one of {', '.join(TEMPLATES.values())}"
-        )
+    template = row["correct_answer_template"]
+    if template not in _FORM_OF:
+        raise ValueError(f"{place}: unknown template {template!r}; choose one of {', '.join(TEMPLATES.values())}")
     options = []
     for text, parse in zip(texts, parses, strict=True):
         asserts, denies = (_atoms(parse.get(name, []), place, name) for name in ("asserts", "denies"))
@@ -159,4 +158,4 @@ def _question(
             known[option] = len(captions)
             captions.append(option)
         options.append(known[option])
-    return Question(_image(row["image_path"], place, position), tuple(options), answer, _FORM_OF[row["correct_answer_template"]])
+    return Question(_image(row["image_path"], place, position), tuple(options), answer, _FORM_OF[template])

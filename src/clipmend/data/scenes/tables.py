@@ -23,8 +23,13 @@ __all__ = ["CAPTION_COLUMNS", "CHOICE_COLUMNS", "TEMPLATES", "Written", "parse_o
 
 CAPTION_COLUMNS = ("image", "caption", "form", "wording", "asserts", "denies", "complete")
 CHOICE_COLUMNS = (
-    "image_path", "correct_answer", "caption_0", "caption_1", "caption_2", "caption_3", "correct_answer_template", "subset", "parse",
-)  # fmt: skip
+    "image_path",
+    "correct_answer",
+    *(f"caption_{k}" for k in range(4)),
+    "correct_answer_template",
+    "subset",
+    "parse",
+)
 TEMPLATES = {"affirmative": "positive", "negative": "negative", "hybrid": "hybrid"}
 """Form of the right answer, as NegBench's files name it."""
 
