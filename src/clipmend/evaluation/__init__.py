@@ -1,0 +1,129 @@
+"""Measure: multiple choice, retrieval, exclusion and presence; intervals, paired differences, baselines.
+
+The names are imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_PUBLIC = {
+    "ChoiceAccumulator": "accumulate",
+    "ExclusionAccumulator": "accumulate",
+    "RankAccumulator": "accumulate",
+    "NegationDirection": "baselines",
+    "PhraseProjection": "baselines",
+    "QueryArithmetic": "baselines",
+    "gold_captions": "baselines",
+    "ChoiceItem": "choice",
+    "ChoiceResult": "choice",
+    "choice_items": "choice",
+    "evaluate_choice": "choice",
+    "read_choice": "choice",
+    "ExclusionQuery": "exclusion",
+    "ExclusionResult": "exclusion",
+    "PresenceResult": "exclusion",
+    "auroc": "exclusion",
+    "evaluate_exclusion": "exclusion",
+    "presence_auroc": "exclusion",
+    "read_exclusion": "exclusion",
+    "bootstrap_mean": "intervals",
+    "paired_difference": "intervals",
+    "wilson": "intervals",
+    "Presence": "presence",
+    "read_presence": "presence",
+    "oracle_recall": "ranking",
+    "ranks_both_ways": "ranking",
+    "rerank_both_ways": "ranking",
+    "Comparison": "results",
+    "Measure": "results",
+    "Result": "results",
+    "compare": "results",
+    "side_by_side": "results",
+    "RetrievalData": "retrieval",
+    "RetrievalResult": "retrieval",
+    "evaluate_retrieval": "retrieval",
+    "read_retrieval": "retrieval",
+    "Evaluation": "suite",
+    "EvaluationData": "suite",
+    "evaluate": "suite",
+    "evaluate_baselines": "suite",
+    "read_folder": "suite",
+    "read_pairs": "suite",
+}
+
+if TYPE_CHECKING:
+    from clipmend.evaluation.accumulate import ChoiceAccumulator, ExclusionAccumulator, RankAccumulator
+    from clipmend.evaluation.baselines import NegationDirection, PhraseProjection, QueryArithmetic, gold_captions
+    from clipmend.evaluation.choice import ChoiceItem, ChoiceResult, choice_items, evaluate_choice, read_choice
+    from clipmend.evaluation.exclusion import (
+        ExclusionQuery,
+        ExclusionResult,
+        PresenceResult,
+        auroc,
+        evaluate_exclusion,
+        presence_auroc,
+        read_exclusion,
+    )
+    from clipmend.evaluation.intervals import bootstrap_mean, paired_difference, wilson
+    from clipmend.evaluation.presence import Presence, read_presence
+    from clipmend.evaluation.ranking import oracle_recall, ranks_both_ways, rerank_both_ways
+    from clipmend.evaluation.results import Comparison, Measure, Result, compare, side_by_side
+    from clipmend.evaluation.retrieval import RetrievalData, RetrievalResult, evaluate_retrieval, read_retrieval
+    from clipmend.evaluation.suite import Evaluation, EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
+
+__all__ = [
+    "ChoiceAccumulator",
+    "ChoiceItem",
+    "ChoiceResult",
+    "Comparison",
+    "Evaluation",
+    "EvaluationData",
+    "ExclusionAccumulator",
+    "ExclusionQuery",
+    "ExclusionResult",
+    "Measure",
+    "NegationDirection",
+    "PhraseProjection",
+    "Presence",
+    "PresenceResult",
+    "QueryArithmetic",
+    "RankAccumulator",
+    "Result",
+    "RetrievalData",
+    "RetrievalResult",
+    "auroc",
+    "bootstrap_mean",
+    "choice_items",
+    "compare",
+    "evaluate",
+    "evaluate_baselines",
+    "evaluate_choice",
+    "evaluate_exclusion",
+    "evaluate_retrieval",
+    "gold_captions",
+    "oracle_recall",
+    "paired_difference",
+    "presence_auroc",
+    "ranks_both_ways",
+    "read_choice",
+    "read_exclusion",
+    "read_folder",
+    "read_pairs",
+    "read_presence",
+    "read_retrieval",
+    "rerank_both_ways",
+    "side_by_side",
+    "wilson",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

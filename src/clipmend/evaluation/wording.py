@@ -1,0 +1,39 @@
+"""Plain English for atoms: what the baselines and the presence queries ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["photo_of", "with_article"]
+
+
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "no", "several", "many")
+
+
+def with_article(noun: str) -> str:
+    """``a cat``, ``an apple``, ``two cups``; told by the spelling, a silent h and the "u" of "unicorn" included."""
+    word = noun.strip().lower()
+    if word.split(" ")[0] in _NUMBERS:
+        return noun.strip()
+    sounds_vowel = word[:1] in tuple("aeio") or word.startswith(("hour", "honest", "heir", "honour", "honor"))
+    if word.startswith("u"):
+        sounds_vowel = not word.startswith(("uni", "use", "usu", "uten", "ukulele"))
+    if word.startswith(("eu", "ewe", "one-")):
+        sounds_vowel = False
+    return f"{'an' if sounds_vowel else 'a'} {noun.strip()}"
+
+
+def photo_of(atoms: Sequence[str]) -> str:
+    """``a photo of a cat and a red cup at the beach``; ``a photo`` for no atoms.
+
+    A background atom (``"at beach"``) goes to the end. A bare kind that a longer atom already names (``"cat"`` beside
+    ``"red cat"``) is left out.
+    """
+    things = [a for a in dict.fromkeys(atoms) if not a.startswith("at ")]
+    things = [a for a in things if not any(b != a and b.endswith(f" {a}") for b in things)]
+    places = [f"at the {a.removeprefix('at ')}" for a in dict.fromkeys(atoms) if a.startswith("at ")]
+    named = [with_article(a) for a in things]
+    text = "a photo"
+    if named:
+        text += " of " + (" and ".join(named) if len(named) < 3 else f"{', '.join(named[:-1])} and {named[-1]}")
+    return " ".join([text, *places])
