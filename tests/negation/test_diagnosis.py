@@ -264,7 +264,7 @@ def test_a_single_pair() -> None:
         assert row.relative_lcd is None
         assert "two different objects" in row.withheld["relative_lcd"]
         assert row.probe_negated is None
-        assert "wording" in row.withheld["probe_negated"]
+        assert "do not name their objects" in row.withheld["probe_negated"]
     assert "raw LCD" in result.reason
     assert Diagnosis.from_json(result.to_json()) == result
 

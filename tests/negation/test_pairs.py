@@ -56,6 +56,14 @@ def test_too_few_nouns(nouns: list[str]) -> None:
         minimal_pairs("negation", nouns)
 
 
+def test_wordings_are_read_off_the_texts_where_none_is_given() -> None:
+    assert Pair("There is a cat here", "there is no cat here.").words == "no"
+    assert Pair("a photo of a dog", "a photo of no dog", frame="x").words == "no"
+    assert Pair("this shows a cat", "this does not show a cat").words == "does not show"
+    assert Pair("a red cup and a blue plate", "a blue cup and a red plate", frame="swap").words == "swap"
+    assert Pair("a cat", "no cat", wording="mine").words == "mine"
+
+
 def test_unknown_kind() -> None:
     with pytest.raises(ValueError, match=r"'colour'.*negation, attribute"):
         minimal_pairs("colour")

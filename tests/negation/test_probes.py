@@ -92,7 +92,11 @@ def test_constant_states_give_exactly_chance() -> None:
 
 @pytest.mark.parametrize(
     ("objects", "wordings", "reason"),
-    [(OBJECTS, [""] * len(PAIRS), "one wording"), (["cat", "dog"] * (len(PAIRS) // 2), WORDINGS, "fewer than 3 objects")],
+    [
+        (OBJECTS, ["no"] * len(PAIRS), "one wording"),
+        (["", *OBJECTS[1:]], WORDINGS, "do not name"),
+        (["cat", "dog"] * (len(PAIRS) // 2), WORDINGS, "fewer than 3 objects"),
+    ],
 )
 def test_a_question_that_cannot_be_asked_says_so(objects: list[str], wordings: list[str], reason: str) -> None:
     answer = negated_probe(noise(len(PAIRS)), noise(len(PAIRS), 1), objects, wordings)

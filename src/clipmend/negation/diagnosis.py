@@ -269,7 +269,7 @@ def _probe(
     progress: bool,
 ) -> list[LayerDiagnosis]:
     """Add both probes to every layer."""
-    objects, wordings = [pair.about for pair in pairs], [pair.words for pair in pairs]
+    objects, wordings = [pair.object for pair in pairs], [pair.words for pair in pairs]
     positive, contrast = [pair.positive for pair in pairs], [pair.contrast for pair in pairs]
     probed = []
     for row in track(rows, len(rows), "probes", progress):

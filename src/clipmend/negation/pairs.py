@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,9 @@ _COUNT = (
 _FRAMES = dict(zip(KINDS, (_NEGATION, _ATTRIBUTE, _RELATION, _ORDER, _COUNT), strict=True))
 
 
+_WORD = re.compile(r"[\w']+")
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two texts that differ in one thing.
@@ -76,8 +80,8 @@ class Pair:
             ``""`` means the positive text itself.
         frame: the sentence frame both texts share; ``""`` where none is known (all such pairs count as one frame).
         image: file name of an image that the positive text describes, or ``""``.
-        wording: the words that make the contrast ("no", "without"); ``""`` means the frame. Probes never train and test on one
-            wording.
+        wording: the words that make the contrast ("no", "without"); ``""`` means those that ``contrast`` has and ``positive`` has
+            not. Probes never train and test on one wording.
 
     Raises:
         ValueError: one of the two texts is empty.
@@ -103,8 +107,9 @@ class Pair:
 
     @property
     def words(self) -> str:
-        """The wording, or the frame where no wording was given."""
-        return self.wording or self.frame
+        """The wording; where none was given, the words that the contrast adds ("no"), or the frame where it adds none."""
+        added = set(_WORD.findall(self.contrast.lower())) - set(_WORD.findall(self.positive.lower()))
+        return self.wording or " ".join(sorted(added)) or self.frame
 
 
 @dataclass(frozen=True)

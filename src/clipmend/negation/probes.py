@@ -101,16 +101,18 @@ def negated_probe(
     Args:
         positive: ``[N, W]`` states of the plain texts.
         contrast: ``[N, W]`` states of the negated texts.
-        objects: the object of each pair.
+        objects: the object of each pair, ``""`` where it is not known.
         wordings: the negated words of each pair.
         seed: deals objects into folds, and picks 2,000 pairs where there are more.
 
     Returns:
         ``[N]`` accuracy of each pair (0, 1/2 or 1: its two texts), NaN for a pair that was never tested; or, in words, why the
-        question cannot be asked (fewer than two wordings or three objects).
+        question cannot be asked (objects not named, fewer than two wordings or three objects).
     """
+    if not all(objects):
+        return "the pairs do not name their objects: that train and test objects differ could not be assured"
     if len(set(wordings)) < 2:
-        return "the pairs have one wording (or none is given): train and test wordings cannot differ"
+        return "the pairs have one wording: train and test wordings cannot differ"
     if len(set(objects)) < OBJECT_FOLDS:
         return f"the pairs have fewer than {OBJECT_FOLDS} objects: train and test objects cannot differ"
     rng = np.random.default_rng(seed)
