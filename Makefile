@@ -65,7 +65,7 @@ format: $(VENV)/.stamp-lint ## format the code and mend what can be mended
 
 .PHONY: docs
 docs: $(VENV)/.stamp-docs ## build the documentation into site/
-	$(VENV)/bin/mkdocs build --strict --quiet
+	$(VENV)/bin/zensical build --strict --clean
 
 .PHONY: bench
 bench: $(VENV)/.stamp-test ## run every benchmark, results into benchmarks/results/
