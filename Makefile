@@ -54,9 +54,9 @@ test-open-clip: $(VENV_OPEN_CLIP)/.stamp-test ## run the open_clip tests in thei
 
 .PHONY: lint
 lint: $(VENV)/.stamp-lint ## check style and types
-	$(VENV)/bin/ruff check $(SOURCES)
-	$(VENV)/bin/ruff format --check $(SOURCES)
-	$(VENV)/bin/mypy
+	@failed=0; for check in "ruff check $(SOURCES)" "ruff format --check $(SOURCES)" mypy; do \
+	  echo "$$check"; $(VENV)/bin/$$check || failed=1; \
+	done; exit $$failed
 
 .PHONY: format
 format: $(VENV)/.stamp-lint ## format the code and mend what can be mended
