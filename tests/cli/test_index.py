@@ -1,0 +1,90 @@
+"""``clipmend index`` from the outside, on a real (tiny, random) CLIP checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import clipmend
+from backbones.tiny import clip_model, clip_processor, clip_tokenizer, saved
+from clipmend.cli.app import app
+from clipmend.search import ImageIndex
+from data.zoo import make_zoo
+from search.fakes import colour_folder
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tokenizer = clip_tokenizer()
+    return saved(tmp_path_factory.mktemp("tiny clip"), clip_model(tokenizer), tokenizer, clip_processor())
+
+
+def test_makes_and_updates_an_index(checkpoint: str, tmp_path: Path) -> None:
+    zoo = make_zoo(tmp_path / "a zoo")
+    command = ["index", checkpoint, str(tmp_path / "a zoo"), "-o", str(tmp_path / "index"), "--batch-size", "5", "--device", "cpu"]
+    first = runner.invoke(app, command)
+    assert first.exit_code == 0, first.output
+    good = sum(animal.size is not None for animal in zoo.values())
+    contents = len({animal.path.read_bytes() for animal in zoo.values() if animal.size is not None})
+    assert contents < good  # copies are embedded once
+    assert f"{good} images ({contents} embedded, {good} added; {len(zoo) - good} skipped)" in first.output
+    assert "skipped bomb.png: has 60000 x 60000 = 3,600,000,000 pixels, over the limit" in first.output
+    assert "more: " in first.output
+    index = ImageIndex.open(tmp_path / "index", verify=True)
+    encoder = clipmend.load(checkpoint)
+    index.check(encoder)
+    assert index.backbone == checkpoint
+    assert np.allclose(index.embeddings(), encoder.encode_images(index.paths).numpy(), atol=1e-5)
+    again = runner.invoke(app, command)
+    assert again.exit_code == 0
+    assert f"({good} unchanged; " in again.output
+    assert "embedded," not in again.output
+
+
+def test_half_and_max_pixels(checkpoint: str, tmp_path: Path) -> None:
+    colour_folder(tmp_path / "photos", 4)
+    out = str(tmp_path / "index")
+    result = runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", out, "--half", "--max-pixels", "29"])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "index" / "manifest.json").read_text())["count"] == 0  # 6 x 5 = 30 pixels each
+    result = runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", out, "--max-pixels", "0"])
+    assert result.exit_code == 0, result.output
+    index = ImageIndex.open(out)
+    assert (len(index), index.dtype) == (4, "float16")
+
+
+def test_mistakes_are_one_line(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    colour_folder(tmp_path / "photos", 2)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x.txt").touch()
+    cases = [
+        ([checkpoint, str(tmp_path / "nowhere"), "-o", str(tmp_path / "i")], "is not a folder"),
+        ([checkpoint, str(tmp_path / "empty"), "-o", str(tmp_path / "i")], "no image under"),
+        ([checkpoint, str(tmp_path / "photos"), "-o", str(tmp_path / "full")], "not an image index and not empty"),
+    ]
+    for arguments, message in cases:
+        monkeypatch.setattr("sys.argv", ["clipmend", "index", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            clipmend.cli.main()
+        assert stop.value.code == 1
+        error = " ".join(capsys.readouterr().err.split())
+        assert "error: " in error
+        assert message in error
+        assert "Traceback" not in error
+    assert not (tmp_path / "i").exists()
+
+
+def test_help_ends_with_an_example() -> None:
+    for command in ("index", "search", "encode"):
+        text = runner.invoke(app, [command, "--help"]).output
+        assert "Example:" in text
+        assert f"clipmend {command} " in text.split("Example:")[1]

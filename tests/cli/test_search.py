@@ -1,0 +1,143 @@
+"""``clipmend search`` from the outside: table, JSON, sheet, patch, hint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import clipmend
+from backbones.tiny import clip_model, clip_processor, clip_tokenizer, saved
+from clipmend.cli.app import app
+from clipmend.negation import PeakPatch
+from clipmend.search import ImageIndex, compare, search
+from search.fakes import colour_folder
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, an index of 15 images and a patch that changes ranks (random, its step made long)."""
+    home = tmp_path_factory.mktemp("search home")
+    tokenizer = clip_tokenizer()
+    checkpoint = saved(home / "clip", clip_model(tokenizer), tokenizer, clip_processor())
+    colour_folder(home / "photos", 15)
+    encoder = clipmend.load(checkpoint)
+    ImageIndex.build(encoder, home / "photos", home / "index")
+    patch = PeakPatch.untrained(encoder)
+    with torch.no_grad():
+        patch.ecn.log_alpha += 6
+    patch.save_pretrained(home / "patch")
+    return home
+
+
+def invoke(*arguments: object) -> str:
+    result = runner.invoke(app, ["search", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_table_is_the_librarys_answer(home: Path) -> None:
+    output = invoke(home / "index", "a dog", "-k", 4)
+    index = ImageIndex.open(home / "index")
+    hits = search(index, clipmend.load(str(home / "clip")), "a dog", 4)
+    assert "4 of 15 images" in output
+    rows = [line for line in output.splitlines() if ".png" in line]
+    assert len(rows) == 4
+    for row, hit in zip(rows, hits, strict=True):
+        assert hit.path.name in row
+        assert f"{hit.score:.4f}" in row
+    assert "without patch" not in output
+
+
+def test_a_patch_shows_both_ranks_and_leaves_the_index_alone(home: Path) -> None:
+    before = {p.name: p.read_bytes() for p in (home / "index").iterdir()}
+    output = invoke(home / "index", "no dog", "--patch", home / "patch", "-k", 5, "--json")
+    assert {p.name: p.read_bytes() for p in (home / "index").iterdir()} == before
+    answer = json.loads(output)
+    plain = clipmend.load(str(home / "clip"))
+    mended = PeakPatch.from_pretrained(home / "patch").apply(plain)
+    expected = compare(ImageIndex.open(home / "index"), plain, mended, "no dog", 5)
+    got = [(h["path"], h["rank"], h["rank_before"]) for h in answer["hits"]]
+    assert got == [(str(c.path), c.rank_after, c.rank_before) for c in expected.found]
+    assert [h["path"] for h in answer["left"]] == [str(c.path) for c in expected.left]
+    assert any(h["rank"] != h["rank_before"] for h in answer["hits"])
+    assert (answer["count"], answer["hint"]) == (15, None)
+    table = invoke(home / "index", "no dog", "--patch", home / "patch", "-k", 5)
+    assert "rank without patch" in table
+    untouched = json.loads(invoke(home / "index", "no dog", "--patch", home / "patch", "--strength", 0, "--json"))
+    assert all(h["rank"] == h["rank_before"] for h in untouched["hits"])
+
+
+def test_rerank_takes_the_score_correction(home: Path) -> None:
+    plain = clipmend.load(str(home / "clip"))
+    mended = PeakPatch.from_pretrained(home / "patch").apply(plain)
+    answer = json.loads(invoke(home / "index", "no dog", "--patch", home / "patch", "-k", 3, "--rerank", 10, "--json"))
+    hits = search(ImageIndex.open(home / "index"), mended, "no dog", 3, rerank=10)
+    assert [h["path"] for h in answer["hits"]] == [str(h.path) for h in hits]
+    assert [h["score"] for h in answer["hits"]] == pytest.approx([h.score for h in hits], abs=1e-5)
+
+
+def test_sheet(home: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "new folder" / "found 日.png"
+    output = invoke(home / "index", "no dog", "--patch", home / "patch", "-k", 6, "--sheet", sheet, "--columns", 3)
+    assert "found 日.png" in output
+    with Image.open(sheet) as picture:
+        assert picture.size[0] > 3 * 192
+        assert len(picture.getcolors(1 << 24)) > 6
+    assert [p.name for p in sheet.parent.iterdir()] == ["found 日.png"]
+
+
+def test_hint_for_a_negated_query_without_a_patch(home: Path) -> None:
+    result = runner.invoke(app, ["search", str(home / "index"), "a street with no car"])
+    assert "--patch" in result.stderr
+    assert "hint" not in result.stdout
+    assert "--patch" in json.loads(invoke(home / "index", "a street with no car", "--json"))["hint"]
+    assert "hint" not in runner.invoke(app, ["search", str(home / "index"), "a street"]).output
+
+
+def test_model_override_and_k_over_the_gallery(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "clip", tmp_path / "moved clip")
+    answer = json.loads(invoke(home / "index", "a dog", "--model", tmp_path / "moved clip", "-k", 1000, "--json"))
+    assert len(answer["hits"]) == 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{home}/photos", "a dog"], "no image index"),
+        (["{home}/index", "  "], "query is empty"),
+        (["{home}/index", "a dog", "--sheet", "x.tiff"], "--sheet writes"),
+        (["{home}/index", "a dog", "--model", "{other}"], "cannot be compared"),
+        (["{home}/index", "a dog", "--patch", "{home}/photos"], "photos"),
+    ],
+)
+def test_mistakes_are_one_line(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    tokenizer = clip_tokenizer()
+    other = saved(tmp_path / "other", clip_model(tokenizer, seed=5), tokenizer, clip_processor())
+    with torch.no_grad():
+        model = clip_model(tokenizer)
+        model.visual_projection.weight += 1
+    saved(tmp_path / "other", model)
+    filled = [a.format(home=home, other=other) for a in arguments]
+    monkeypatch.setattr("sys.argv", ["clipmend", "search", *filled])
+    with pytest.raises(SystemExit) as stop:
+        clipmend.cli.main()
+    assert stop.value.code == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "error: " in error
+    assert message in error
+    assert "Traceback" not in error
