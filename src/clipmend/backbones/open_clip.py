@@ -132,6 +132,7 @@ def wrap_open_clip(model: Any, *, tokenizer: Any = None, preprocess: Any = None,
         ValueError: tokenizer or transform are needed, or the text tower cannot be used.
     """
     open_clip = _import()
+    _check_kind(model, name or "the live model")
     if tokenizer is None:
         if getattr(model, "vocab_size", None) != _CLIP_VOCABULARY:
             raise ValueError(
@@ -166,11 +167,15 @@ def _default_preprocess(model: Any) -> tuple[Any, dict[str, Any]]:
     return image_transform_v2(config, is_train=False), facts
 
 
-def _tower(model: Any, tokenizer: Any, name: str) -> TextTower:
+def _check_kind(model: Any, name: str) -> None:
     kind = type(model).__name__
-    text = getattr(model, "text", None)
     if kind not in ("CLIP", "CustomTextCLIP"):
         raise ValueError(f"{name}: open_clip's {kind} is not supported; supported: CLIP and CustomTextCLIP")
+
+
+def _tower(model: Any, tokenizer: Any, name: str) -> TextTower:
+    _check_kind(model, name)
+    text = getattr(model, "text", None)
     weights = _text_weights(model)
     if text is None:
         return _own_tower(model, tokenizer, str(getattr(model, "text_pool_type", "argmax")), "text_eos_id", weights)
