@@ -1,8 +1,9 @@
 """Ranks by counting, in blocks, against the dense one-hot way, side by side.
 
 The dense way is what evaluation scripts commonly do: the whole score matrix, a boolean relevance matrix of the same shape, the
-k best of each row and their one-hot vectors, batch by batch, for each k and both directions. Each way runs in a process of its own, on the
-same embeddings and as many threads; peak memory is the process's highest resident size minus what it held before the work.
+k best of each row and their one-hot vectors, batch by batch, for each k and both directions. "lean" spares it the one-hot vectors.
+Each way runs in a process of its own, on the same embeddings and as many threads; memory is the process's highest resident size
+during the work minus what it held before.
 
     python benchmarks/retrieval_metrics.py                     # 25,000 texts x 5,000 images, width 512
     python benchmarks/retrieval_metrics.py --images 1000
@@ -11,13 +12,16 @@ same embeddings and as many threads; peak memory is the process's highest reside
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from clipmend.evaluation.ranking import ranks_both_ways
@@ -63,7 +67,7 @@ def dense(images: torch.Tensor, texts: torch.Tensor, image_of: torch.Tensor, bat
 
 
 def lean(images: torch.Tensor, texts: torch.Tensor, image_of: torch.Tensor) -> dict[str, float]:
-    """The dense way without the one-hot vectors: score matrix, relevance matrix, one sort a direction, relevance gathered."""
+    """The dense way without the one-hot vectors: score matrix, relevance matrix, one top k a direction, relevance gathered."""
     scores = texts @ images.T
     relevant = torch.zeros_like(scores, dtype=torch.bool)
     relevant[torch.arange(len(texts)), image_of] = True
@@ -79,15 +83,24 @@ WAYS = {"counted": counted, "dense": dense, "lean": lean}
 
 
 def peak_bytes() -> int:
-    """Highest resident size of this process so far."""
+    """Highest resident size of this process so far (Linux: since :func:`forget_peak`)."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start from what the parent held when it forked
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def work(way: str, images: int, texts_per_image: int, width: int) -> dict[str, object]:
-    """One way, once, in this process."""
-    data = embeddings(images, texts_per_image, width)
-    small = embeddings(64, 2, width)
-    WAYS[way](*small)  # first-call costs are nobody's
+def forget_peak() -> None:
+    """Start the peak anew from what is held now, where the system allows it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def work(way: str, folder: Path) -> dict[str, object]:
+    """One way, once, in this process, on embeddings from files: making them here would raise the peak before the work."""
+    data = [torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("images", "texts", "image_of")]
+    WAYS[way](*embeddings(64, 2, 16))  # first-call costs are nobody's
+    forget_peak()
     before = peak_bytes()
     start = time.perf_counter()
     metrics = WAYS[way](*data)
@@ -103,16 +116,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--way", choices=sorted(WAYS), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.way:
-        print(json.dumps(work(args.way, args.images, args.texts_per_image, args.width)))
+        print(json.dumps(work(args.way, args.folder)))
         return
     found = {}
-    for way in WAYS:
-        command = [sys.executable, __file__, "--way", way, "--images", str(args.images), "--width", str(args.width)]
-        command += ["--texts-per-image", str(args.texts_per_image), "--threads", str(args.threads)]
-        found[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        data = embeddings(args.images, args.texts_per_image, args.width)
+        for name, tensor in zip(("images", "texts", "image_of"), data, strict=True):
+            np.save(Path(folder) / f"{name}.npy", tensor.numpy())
+        del data
+        for way in WAYS:
+            command = [sys.executable, __file__, "--way", way, "--folder", folder, "--threads", str(args.threads)]
+            found[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     own = found["counted"]
     print(f"{args.images * args.texts_per_image:,} texts x {args.images:,} images, width {args.width}, {args.threads} thread(s)")
     for way, result in found.items():

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.evaluation.fakes import LookupEncoder, random_unit
 
 from clipmend.data.records import Caption, NegationData, Question
 from clipmend.evaluation import ChoiceItem, choice_items, compare, evaluate_choice, read_choice
 from clipmend.evaluation.tables import TableWarning
-from tests.evaluation.fakes import LookupEncoder, random_unit
 
 HEADER = "correct_answer,caption_0,caption_1,caption_2,caption_3,correct_answer_template,image_path"
 ROW = "0,a cat and a dog,a bus but no cat,a bus,no cat,positive,x.jpg"
@@ -89,7 +89,7 @@ def test_parse_is_read(tmp_path: Path) -> None:
 )
 def test_broken_tables_say_where(tmp_path: Path, content: str, message: str) -> None:
     path = write(tmp_path / "broken.csv", content)
-    with pytest.raises(ValueError, match="broken.csv") as caught:
+    with pytest.raises(ValueError, match=r"broken\.csv") as caught:
         read_choice(path)
     assert message in str(caught.value)
 
@@ -218,7 +218,9 @@ def test_nan_names_the_row() -> None:
     with pytest.raises(ValueError, match="embedding of text 'no' is not finite"):
         evaluate_choice(LookupEncoder({"yes": [1, 0], "no": [np.nan, 1]}), items, image_embeddings=torch.eye(2))
     with pytest.raises(ValueError, match=r"embedding of image 'b.png' is not finite"):
-        evaluate_choice(LookupEncoder({"yes": [1, 0], "no": [0, 1]}), items, image_embeddings=torch.tensor([[1, 0], [0, torch.inf]]))
+        evaluate_choice(
+            LookupEncoder({"yes": [1, 0], "no": [0, 1]}), items, image_embeddings=torch.tensor([[1, 0], [0, torch.inf]])
+        )
 
 
 def read_like(items: list[ChoiceItem], source: str):  # type: ignore[no-untyped-def]
@@ -306,5 +308,7 @@ def test_questions_of_negation_data() -> None:
     items = choice_items(data)
     assert items[0].captions == ("no cat", "a cat")
     assert items[0].forms == ("negative", "affirmative")
-    result = evaluate_choice(LookupEncoder({"a cat": [1, 0], "no cat": [0, 1]}), items, image_embeddings={"0": torch.tensor([1.0, 0.0])})
+    result = evaluate_choice(
+        LookupEncoder({"a cat": [1, 0], "no cat": [0, 1]}), items, image_embeddings={"0": torch.tensor([1.0, 0.0])}
+    )
     assert result.accuracy == 1
