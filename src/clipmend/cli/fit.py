@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -34,7 +35,7 @@ def fit(
     text_only: bool = typer.Option(
         False, "--text-only", help="Fit from nouns alone, without any image; the first thing to try with your own CLIP."
     ),
-    images_only: bool = typer.Option(False, "--images-only", help="With --data: leave out the text-only noun sets that are mixed in."),
+    images_only: bool = typer.Option(False, "--images-only", help="With --data: leave out the noun sets that are mixed in."),
     nouns: Path | None = typer.Option(
         None, "--nouns", metavar="FILE", help="Your own nouns for text-only training, one a line; default: a list of common nouns."
     ),
@@ -42,7 +43,10 @@ def fit(
         None, "--index", metavar="INDEX", help="With --text-only: an image index whose mean tells where this encoder's images lie."
     ),
     config: Path | None = typer.Option(
-        None, "--config", metavar="FILE.json", help="Hyper-parameters (the fields of PeakPatchConfig); options given here come first."
+        None,
+        "--config",
+        metavar="FILE.json",
+        help="Hyper-parameters (fields of PeakPatchConfig); options given here come first.",
     ),
     objective: str | None = typer.Option(None, "--objective", help="truthful, or released: the published one."),
     steps: int | None = typer.Option(None, "--steps", min=1, help="Optimiser steps (default: the config's epochs)."),
@@ -53,7 +57,10 @@ def fit(
     gate: bool = typer.Option(False, "--gate", help="Leave captions without any negation word exactly as they are (English)."),
     seed: int | None = typer.Option(None, "--seed", help="Seed of weights, batches and split."),
     work: Path | None = typer.Option(
-        None, "--work", metavar="DIR", help="Where features and checkpoints go; the same command resumes from there (default: PATCH.work)."
+        None,
+        "--work",
+        metavar="DIR",
+        help="Features and checkpoints; the same command resumes from there (default: PATCH.work).",
     ),
     half: bool = typer.Option(False, "--half", help="Store the patch as float16: half the size."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
@@ -73,7 +80,11 @@ def fit(
     from clipmend.negation import PeakPatch, PeakPatchConfig
 
     if (data is None) != text_only:
-        raise ValueError("give --data DIR to fit on images, or --text-only to fit without any" if data is None else "--data and --text-only exclude each other")
+        raise ValueError(
+            "give --data DIR to fit on images, or --text-only to fit without any"
+            if data is None
+            else "--data and --text-only exclude each other"
+        )
     if images_only and data is None:
         raise ValueError("--images-only needs --data")
     if index is not None and data is not None:
@@ -89,7 +100,7 @@ def fit(
         if not isinstance(values, dict):
             raise ValueError(f"{config}: expected an object of PeakPatchConfig's fields, not {type(values).__name__}")
     chosen = PeakPatchConfig.from_dict(values, source=str(config or "config"))
-    given = {
+    given: dict[str, Any] = {
         "objective": objective, "steps": steps, "hidden": hidden, "peak": peak, "anchor": anchor, "seed": seed,
         "use_scn": False if no_scn else None, "gate": True if gate else None, "text_only_weight": 0.0 if images_only else None,
     }  # fmt: skip
@@ -120,7 +131,10 @@ def fit(
         patch.save_pretrained(out)
     if work is None:
         shutil.rmtree(folder)
-    console.print(f"{out}: best at step {patch.metrics['best_step']} of {patch.metrics['steps']}, {patch.metrics['seconds']:.0f} s", markup=False)
+    console.print(
+        f"{out}: best at step {patch.metrics['best_step']} of {patch.metrics['steps']}, {patch.metrics['seconds']:.0f} s",
+        markup=False,
+    )
     console.print(f"use it: clipmend search INDEX QUERY --patch {out}", markup=False)
 
 

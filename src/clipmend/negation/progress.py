@@ -19,7 +19,13 @@ def training_progress(total: int, on: bool, start: int = 0) -> Iterator[Show]:
     if not on:
         yield lambda step, losses: None
         return
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[losses]}"))
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[losses]}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("training", total=total, completed=start, losses="")
         smooth: dict[str, float] = {}

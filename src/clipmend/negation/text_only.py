@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -193,7 +192,14 @@ def fill(template: str, denied: Sequence[Noun], pos: str = "", place: str = "") 
     """Fill a template of a :class:`Wording`: ``denied`` are its ``{x}`` and, where it has one, ``{y}``."""
     first, second = denied[0], denied[-1]
     return template.format(
-        x=first.singular, xs=first.some, a=first.indefinite, y=second.singular, ys=second.some, b=second.indefinite, pos=pos, place=place
+        x=first.singular,
+        xs=first.some,
+        a=first.indefinite,
+        y=second.singular,
+        ys=second.some,
+        b=second.indefinite,
+        pos=pos,
+        place=place,
     )
 
 

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,9 @@ class _Run:
         ).to(self.device)  # fmt: skip
         self.scn: ScoreCorrectionNetwork | None = None
         if config.use_scn:
-            self.scn = ScoreCorrectionNetwork(config.embed_dim, len(config.scn_layers), config.context, config.bound).to(self.device)
+            self.scn = ScoreCorrectionNetwork(config.embed_dim, len(config.scn_layers), config.context, config.bound).to(
+                self.device
+            )
         images_total = max(len(s.chosen) for s in sources.values())
         self.steps = config.steps or math.ceil((config.epochs or 1) * images_total / config.batch_size)
         self.eval_every = config.eval_every or max(1, self.steps // 10)
@@ -235,7 +238,9 @@ class _Run:
                 loss, preserved = self._contrast(self.sources["text"], rng, size)
                 pairs = self._pairs(self.sources["text"], rng, size)
                 terms["text"] = weight * (loss + pairs)
-                terms["preserve"] = terms.get("preserve", torch.zeros((), device=self.device)) + config.preservation_weight * preserved
+                terms["preserve"] = (
+                    terms.get("preserve", torch.zeros((), device=self.device)) + config.preservation_weight * preserved
+                )
         if self.scn is not None:
             asked = [s for s in self.sources.values() if s.questions]
             for source in asked:
@@ -272,7 +277,9 @@ class _Run:
                 terms = self.pretrain_loss(rng) if step < config.pretrain_steps else self.losses(rng)
                 loss = torch.stack(list(terms.values())).sum()
                 if not torch.isfinite(loss):
-                    raise ValueError(f"the loss is {loss.item()} at step {step + 1}; try a lower learning rate than {config.ecn_learning_rate}")
+                    raise ValueError(
+                        f"the loss is {loss.item()} at step {step + 1}; try a lower learning rate than {config.ecn_learning_rate}"
+                    )
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], config.grad_clip)
@@ -300,7 +307,7 @@ class _Run:
         metrics: dict[str, float] = {}
         with torch.inference_mode():
             for name, validation in self.validations.items():
-                for key, value in validation.measure(lambda rows, s=validation.source: self.correct(s, rows), self.scn).items():
+                for key, value in validation.measure(partial(self.correct, validation.source), self.scn).items():
                     metrics[f"{name}/{key}"] = value
         scores = [value for key, value in metrics.items() if key.endswith("/score")]
         metrics["score"] = float(np.mean(scores))
@@ -359,7 +366,9 @@ class _Run:
         except Exception as error:
             raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
         if saved.pop("identity") != self._identity():
-            raise ValueError(f"{path} belongs to a fit with another configuration or other data; delete it or choose another directory")
+            raise ValueError(
+                f"{path} belongs to a fit with another configuration or other data; delete it or choose another directory"
+            )
         weights = saved.pop("weights")
         self.ecn.load_state_dict(weights["ecn"])
         if self.scn is not None:
@@ -368,7 +377,7 @@ class _Run:
         return saved
 
     def _patch(self, state: dict[str, Any]) -> PeakPatch:
-        best = next((entry for entry in state["history"] if entry["step"] == state["best_step"]), {})
+        best: dict[str, Any] = next((entry for entry in state["history"] if entry["step"] == state["best_step"]), {})
         metrics = {
             "validation": {k: v for k, v in best.items() if k != "step"},
             "best_step": state["best_step"],

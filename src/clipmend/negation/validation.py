@@ -81,7 +81,9 @@ class Validation:
 
     def _choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
         most = min(len(q.options) for q in self.questions)
-        rows = np.array([[q.options[q.answer], *[o for k, o in enumerate(q.options) if k != q.answer][: most - 1]] for q in self.questions])
+        rows = np.array(
+            [[q.options[q.answer], *[o for k, o in enumerate(q.options) if k != q.answer][: most - 1]] for q in self.questions]
+        )
         corrected, _, layers = _in_chunks(correct, rows.reshape(-1))
         images = self.source.images[[q.image for q in self.questions]].repeat_interleave(most, 0)
         cosine = (images * corrected).sum(-1)

@@ -31,7 +31,9 @@ class ScenesEncoder(TextAndImageEncoder):
         device: where both are.
     """
 
-    def __init__(self, tower: TextTower, image_tower: ImageTower, logit_scale: float, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, tower: TextTower, image_tower: ImageTower, logit_scale: float, device: torch.device | str | None = None
+    ) -> None:
         super().__init__(tower, name="scenes", logit_scale=logit_scale, device=device)
         self.image_tower = image_tower.to(self.device).eval().requires_grad_(False)
 
@@ -64,12 +66,16 @@ def load_scenes(device: str | torch.device | None = None, folder: str | Path | N
         config = json.loads((where / "config.json").read_text(encoding="utf-8"))
         weights = {name: value.float() for name, value in load_file(where / "model.safetensors").items()}
     except FileNotFoundError as error:
-        raise OSError(f"{error.filename or where}: no trained scenes backbone there; train one with python -m clipmend.backbones.scenes.train") from error
+        raise OSError(
+            f"{error.filename or where}: no trained scenes backbone there; train one with python -m clipmend.backbones.scenes.train"
+        ) from error
     image_tower = ImageTower(ImageTowerConfig(**config["image_tower"]))
     projection = nn.Linear(weights["text_projection.weight"].shape[1], weights["text_projection.weight"].shape[0])
     try:
         image_tower.load_state_dict({k.removeprefix("image."): v for k, v in weights.items() if k.startswith("image.")})
-        projection.load_state_dict({k.removeprefix("text_projection."): v for k, v in weights.items() if k.startswith("text_projection.")})
+        projection.load_state_dict(
+            {k.removeprefix("text_projection."): v for k, v in weights.items() if k.startswith("text_projection.")}
+        )
     except RuntimeError as error:
         raise ValueError(f"{where / 'model.safetensors'} does not fit its config.json: {error}") from error
     tower = load_minilm(device, projection=projection.requires_grad_(False).to(device or "cpu"))

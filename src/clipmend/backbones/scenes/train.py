@@ -120,7 +120,10 @@ def train(
         running = loss.item() if step == start else 0.95 * running + 0.05 * loss.item()
         if (step + 1) % 20 == 0:
             seconds = spent + time.monotonic() - began
-            print(f"step {step + 1}/{steps}  loss {running:.3f}  scale {model.log_scale.exp().item():.1f}  {seconds:.0f} s", flush=True)
+            print(
+                f"step {step + 1}/{steps}  loss {running:.3f}  scale {model.log_scale.exp().item():.1f}  {seconds:.0f} s",
+                flush=True,
+            )
         if (step + 1) % checkpoint_every == 0 and step + 1 < steps:
             part = checkpoint.with_suffix(".part")
             torch.save(
@@ -147,7 +150,9 @@ def train(
     weights = {k: v.detach().half().contiguous() for k, v in model.state_dict().items()}
     save_file(weights, out / "model.safetensors.part", metadata={"format": "pt"})
     os.replace(out / "model.safetensors.part", out / "model.safetensors")
-    (out / "config.json").write_text(json.dumps({"image_tower": config.to_dict(), "training": cost}, indent=2) + "\n", encoding="utf-8")
+    (out / "config.json").write_text(
+        json.dumps({"image_tower": config.to_dict(), "training": cost}, indent=2) + "\n", encoding="utf-8"
+    )
     checkpoint.unlink(missing_ok=True)
     return cost
 

@@ -1,0 +1,184 @@
+"""What the main job must reach, measured: mean of several fits on held-out scenes that nothing was trained or tuned on.
+
+    python benchmarks/acceptance.py --seeds 0 1 2 --json benchmarks/results/acceptance.json
+
+Fits one patch a seed for the bundled ``"scenes"`` backbone, each on scenes of its own, and prints every bar beside what was reached,
+with the range over the fits. ``--smoke`` runs all of it small, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import clipmend
+from clipmend.backbones.base import DualEncoder
+from clipmend.data.scenes import negation_data_from_folder, write_scenes
+from clipmend.evaluation import EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
+from clipmend.evaluation.results import write_json
+
+RECALL = "image_retrieval_recall@5"
+FORMS = ("affirmative", "negative", "hybrid")
+
+
+def measured(
+    encoder: DualEncoder, data: EvaluationData, vectors: Any, *, tasks: list[str] | None = None, scn: bool = True
+) -> dict[str, float]:
+    """Every number of one model, flat: ``"choice/acc/standard"``."""
+    found = evaluate(encoder, data, tasks=tasks, image_embeddings=vectors, samples=20, score_correction=scn)
+    return {f"{task}/{name}": value for task, result in found.results.items() for name, value in result.metrics.items()}
+
+
+def plain_texts(data: EvaluationData) -> list[str]:
+    """Captions without negation."""
+    assert data.retrieval is not None
+    return list(dict.fromkeys(data.retrieval.captions))[:2000]
+
+
+def bars(
+    backbone: dict[str, float], fits: list[dict[str, float]], baselines: dict[str, dict[str, float]]
+) -> list[tuple[str, float, str, list[float]]]:
+    """``(what, backbone, bar, value of each fit)``."""
+    gap = backbone[f"retrieval/{RECALL}"] - backbone[f"negated_retrieval/{RECALL}"]
+    rows: list[tuple[str, float, str, list[float]]] = []
+
+    def row(what: str, key: str, bar: str, before: str | None = None) -> None:
+        rows.append((what, backbone.get(before or key, float("nan")), bar, [fit[key] for fit in fits]))
+
+    row("choice, ECN + SCN", "choice/acc/standard", ">= .98")
+    row("choice, ECN alone", "ecn/choice/acc/standard", ">= .97", "choice/acc/standard")
+    for form in FORMS:
+        row(f"  {form}, ECN + SCN", f"choice/acc_{form}/standard", ">= .95")
+        row(f"  {form}, ECN alone", f"ecn/choice/acc_{form}/standard", ">= .95", f"choice/acc_{form}/standard")
+    row("choice, reserved wordings", "choice/acc/reserved_wording", ">= .85")
+    row("choice, reserved kinds", "choice/acc/reserved_kind", ">= .90")
+    row("exclusion AUROC, training wordings", "exclusion/auroc/standard", ">= .97")
+    row("exclusion AUROC, reserved wordings", "exclusion/auroc/reserved_wording", ">= .88")
+    for name in sorted(clipmend_reserved()):
+        row(f"  {name}", f"exclusion/auroc/wording={name}", "")
+    row("exclusion AUROC, reserved kinds", "exclusion/auroc/reserved_kind", ">= .85")
+    row("negated R@5", f"negated_retrieval/{RECALL}", "")
+    closed = [(fit[f"negated_retrieval/{RECALL}"] - backbone[f"negated_retrieval/{RECALL}"]) / gap for fit in fits]
+    rows.append(("  share of the gap closed", 0.0, ">= .70", closed))
+    for name, values in baselines.items():
+        rows.append((f"  {name}, negated R@5", values[f"negated_retrieval/{RECALL}"], "below mended", []))
+    row("plain R@5", f"retrieval/{RECALL}", ">= backbone - .01")
+    row("cosine to the original, no negation", "kept", ">= .95")
+    row("  with the gate", "kept_gate", "= 1")
+    return rows
+
+
+def clipmend_reserved() -> list[str]:
+    from clipmend.data.scenes import RESERVED_WORDINGS
+
+    return list(RESERVED_WORDINGS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--train", type=int, default=6000, help="training scenes a fit")
+    parser.add_argument("--test", type=int, default=1000, help="held-out scenes")
+    parser.add_argument("--test-seed", type=int, default=20261129, help="of the held-out scenes; tuning used others")
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--text-only-weight", type=float, default=None, help="0: images only")
+    parser.add_argument("--text-only", action="store_true", help="no image in the fit")
+    parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    if args.smoke:
+        args.train, args.test, args.steps, args.seeds = 200, 120, 10, args.seeds[:1]
+    console = Console(width=110, highlight=False)
+    encoder = clipmend.load("scenes")
+    before = encoder.fingerprint
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        write_scenes(root / "test", args.test, size=64, seed=args.test_seed, split="test")
+        data = read_folder(root / "test")
+        vectors = dict(zip(data.images(), encoder.encode_images([root / "test" / name for name in data.images()]), strict=True))
+        backbone = measured(encoder, data, vectors)
+        fits, seconds = [], []
+        for seed in args.seeds:
+            began = time.monotonic()
+            write_scenes(root / f"train{seed}", args.train, size=64, seed=100 + seed, split="train")
+            config = clipmend.PeakPatchConfig(steps=args.steps, seed=seed)
+            if args.smoke:
+                config = replace(config, text_only_sets=192, hidden=64)
+            if args.text_only_weight is not None:
+                config = replace(config, text_only_weight=args.text_only_weight)
+            training = negation_data_from_folder(root / f"train{seed}")
+            if args.text_only:
+                mean = encoder.encode_images(list(training.images)[:500]).mean(0, keepdim=True)
+                patch = clipmend.fit(encoder, None, config, image_embeddings=mean)
+            else:
+                patch = clipmend.fit(encoder, training, config)
+            seconds.append(time.monotonic() - began)
+            mended = patch.apply(encoder)
+            values = measured(mended, data, vectors)
+            ecn = measured(mended, data, vectors, tasks=["choice"], scn=False)
+            values.update({f"ecn/{name}": value for name, value in ecn.items()})
+            texts = plain_texts(data)
+            plain = encoder.encode_texts(texts)
+            values["kept"] = (plain * mended.encode_texts(texts)).sum(-1).mean().item()
+            values["kept_gate"] = float(torch.equal(plain, patch.apply(encoder, gate=True).encode_texts(texts)))
+            fits.append(values)
+            console.print(f"fit {seed}: {seconds[-1]:.0f} s, best step {patch.metrics['best_step']}")
+        baselines: dict[str, dict[str, float]] = {}
+        if not args.no_baselines:
+            write_scenes(root / "validation", 300, size=64, seed=999, split="train")
+            pairs = read_pairs(root / f"train{args.seeds[0]}" / "pairs.csv")[:500]
+            for name, found in evaluate_baselines(
+                encoder,
+                data,
+                root / "validation",
+                pairs,
+                tasks=["choice", "negated_retrieval", "exclusion"],
+                image_embeddings=vectors,
+                samples=20,
+            ).items():
+                baselines[name] = {
+                    f"{task}/{key}": v for task, result in found.results.items() for key, v in result.metrics.items()
+                }
+    table = Table(
+        title=f"{args.test} held-out scenes, {len(fits)} fits, {args.train} training scenes, {args.steps} steps",
+        title_justify="left",
+    )
+    for column in ("", "backbone", "bar", "mean", "lowest", "highest"):
+        table.add_column(column, justify="left" if column in ("", "bar") else "right")
+    rows = bars(backbone, fits, baselines)
+    for what, value, bar, reached in rows:
+        three = [f"{f(reached):.3f}" for f in (np.mean, np.min, np.max)] if reached else ["", "", ""]
+        table.add_row(what, f"{value:.3f}", bar, *three)
+    console.print(table)
+    console.print(f"seconds a fit, features included: {', '.join(f'{s:.0f}' for s in seconds)}; threads {torch.get_num_threads()}")
+    if args.json:
+        write_json(
+            args.json,
+            {
+                "rows": rows,
+                "backbone": _clean(backbone),
+                "fits": [_clean(f) for f in fits],
+                "baselines": {k: _clean(v) for k, v in baselines.items()},
+            },
+        )
+    if encoder.fingerprint != before or clipmend.load("scenes").fingerprint != before:
+        sys.exit("the backbone changed")
+
+
+def _clean(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if np.isfinite(value) else None for name, value in values.items()}
+
+
+if __name__ == "__main__":
+    main()
