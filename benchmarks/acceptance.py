@@ -2,8 +2,8 @@
 
     python benchmarks/acceptance.py --seeds 0 1 2 --json benchmarks/results/acceptance.json
 
-Fits one patch a seed for the bundled ``"scenes"`` backbone, each on scenes of its own, and prints every bar beside what was reached,
-with the range over the fits. ``--smoke`` runs all of it small, to see that it runs.
+Fits one patch a seed for the bundled ``"scenes"`` backbone, each on scenes of its own, and prints every bar beside what was
+reached, with the range over the fits. ``--smoke`` runs all of it small, to see that it runs.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     out: Path = typer.Option(Path("demo"), "--out", "-o", metavar="DIR", help="Where patch, index, results and report go."),
     photos: Path | None = typer.Option(
-        None, "--photos", metavar="DIR", help="Search your own photographs instead of the installed ones."
+        None, "--photos", metavar="DIR", help="Search your own photographs, not the installed ones."
     ),
     train: int = typer.Option(1500, "--train", min=60, help="Drawn scenes to fit on."),
     test: int = typer.Option(400, "--test", min=60, help="Held-out scenes to measure and search."),

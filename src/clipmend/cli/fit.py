@@ -131,10 +131,8 @@ def fit(
         patch.save_pretrained(out)
     if work is None:
         shutil.rmtree(folder)
-    console.print(
-        f"{out}: best at step {patch.metrics['best_step']} of {patch.metrics['steps']}, {patch.metrics['seconds']:.0f} s",
-        markup=False,
-    )
+    done = patch.metrics
+    console.print(f"{out}: best at step {done['best_step']} of {done['steps']}, {done['seconds']:.0f} s", markup=False)
     console.print(f"use it: clipmend search INDEX QUERY --patch {out}", markup=False)
 
 

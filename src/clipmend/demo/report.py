@@ -36,7 +36,8 @@ def write_picture(found: Findings, path: Path) -> None:
     """The whole story in one PNG: where the signal dies, what mending gives, one search before and after."""
     figure = Figure(figsize=(12, 7.2), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.0, 1.15))
+    panels: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.15))
+    top, bottom = panels
     curve, bars, plane = top.subplots(1, 3, width_ratios=(1.0, 1.2, 1.0))
     _curve(curve, found)
     _bars(bars, found)
@@ -75,11 +76,10 @@ def _table(found: Findings, task: str) -> dict[str, Any]:
             continue
         cells = [m.show() if (m := r.measures().get(name)) else "-" for r in models.values()]
         d = differences.get(name)
-        change = (
-            "-"
-            if d is None
-            else f"{measure.show(d.difference, signed=True)} [{measure.show(d.low, signed=True)}, {measure.show(d.high, signed=True)}]"
-        )
+        change = "-"
+        if d is not None:
+            middle, low, high = (measure.show(value, signed=True) for value in (d.difference, d.low, d.high))
+            change = f"{middle} [{low}, {high}]"
         rows.append((name, cells, change, measure.count))
     return {"title": TITLES[task], "models": list(models), "rows": rows}
 
@@ -108,24 +108,15 @@ def _curve(axis: Any, found: Findings) -> None:
     rows = [row for row in found.diagnosis.layers if row.relative_lcd is not None]
     values = [float(row.relative_lcd) for row in rows]
     layers = [row.layer for row in rows]
-    axis.fill_between(
-        layers, [row.relative_lcd.low for row in rows], [row.relative_lcd.high for row in rows], color=BLUE, alpha=0.15, lw=0
-    )
+    low, high = [row.relative_lcd.low for row in rows], [row.relative_lcd.high for row in rows]
+    axis.fill_between(layers, low, high, color=BLUE, alpha=0.15, lw=0)
     axis.plot(layers, values, "o-", color=BLUE)
     axis.axvline(found.diagnosis.peak, color=GREY, ls=":", lw=1)
-    axis.annotate(
-        "still told apart", (found.diagnosis.peak, max(values)), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=9
-    )
-    axis.annotate(
-        "forgotten", (layers[-1], values[-1]), xytext=(-4, 8), textcoords="offset points", ha="right", fontsize=9, color=RED
-    )
-    axis.set(
-        title='"X" against "no X", by text layer',
-        xlabel="layer",
-        ylabel="relative divergence",
-        xticks=layers,
-        ylim=(0, 1.25 * max(values)),
-    )
+    beside = {"textcoords": "offset points", "fontsize": 9}
+    axis.annotate("still told apart", (found.diagnosis.peak, max(values)), xytext=(0, 12), ha="center", **beside)
+    axis.annotate("forgotten", (layers[-1], values[-1]), xytext=(-8, -2), ha="right", color=RED, **beside)
+    axis.set(title='"X" against "no X", by text layer', xlabel="layer", ylabel="relative divergence")
+    axis.set(xticks=layers, ylim=(0, 1.3 * max(values)))
     _clean(axis)
 
 
@@ -168,9 +159,8 @@ def _strips(panel: Any, asked: Asked) -> None:
     columns = len(asked.before)
     axes = panel.subplots(2, columns)
     panel.suptitle(f"\u201c{asked.query.text}\u201d, the same image index", fontsize=12)
-    for line, (label, paths, wrong) in enumerate(
-        (("before", asked.before, asked.wrong_before), ("after", asked.after, asked.wrong_after))
-    ):
+    answers = (("before", asked.before, asked.wrong_before), ("after", asked.after, asked.wrong_after))
+    for line, (label, paths, wrong) in enumerate(answers):
         for column in range(columns):
             axis = axes[line, column]
             axis.set(xticks=[], yticks=[])

@@ -105,16 +105,14 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
     for name in ("scenes", "index", "patch", "work", "photos-index"):
         shutil.rmtree(out / name, ignore_errors=True)
 
-    with clock(
-        "load", "1. Load the backbone: a pretrained text encoder (all-MiniLM-L6-v2) and an image tower trained into its space"
-    ):
+    with clock("load", "1. Load the backbone: a pretrained text encoder (all-MiniLM-L6-v2), an image tower trained into its space"):
         encoder = clipmend.load("scenes")
         fingerprint = encoder.fingerprint
     with clock(
         "draw",
-        f"2. Draw {options.train} training and {options.test} held-out scenes: what is in a picture, and what is not, is known",
+        f"2. Draw {options.train} training and {options.test} held-out scenes: what is in a picture is known",
     ):
-        folders = {"train": out / "scenes" / "train", "validation": out / "scenes" / "validation", "test": out / "scenes" / "test"}
+        folders = {name: out / "scenes" / name for name in ("train", "validation", "test")}
         write_scenes(folders["train"], options.train, size=64, seed=options.seed + 100, split="train")
         write_scenes(folders["validation"], 120, size=64, seed=options.seed + 1100, split="train")
         write_scenes(folders["test"], options.test, size=64, seed=options.seed + 7, split="test")

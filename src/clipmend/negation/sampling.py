@@ -128,9 +128,7 @@ class Source:
         """Sample ``size`` triples for the released objective, from images that have both kinds of caption."""
         pool = [i for i in self.chosen.tolist() if self.affirmative.get(i) and self.negated.get(i)]
         if not pool:
-            raise ValueError(
-                f"{self.data.name}: no image has both an affirmative and a negated caption, which the released objective needs"
-            )
+            raise ValueError(f"{self.data.name}: the released objective needs images with an affirmative and a negated caption")
         images = rng.choice(pool, min(size, len(pool)), replace=False)
         pick = lambda rows: rows[rng.integers(len(rows))]  # noqa: E731
         originals = np.array([pick(self.affirmative[i]) for i in images.tolist()])

@@ -54,7 +54,7 @@ def text_only_data(
         progress: show a progress bar while embedding.
 
     Returns:
-        the data (its ``images`` are the affirmative captions), ``[count, D]`` unit stand-ins, and ``[count]`` the world of each set.
+        the data (its ``images`` are the affirmative captions), ``[count, D]`` unit stand-ins, ``[count]`` the world of each set.
 
     Raises:
         ValueError: fewer than 8 nouns.
@@ -191,16 +191,9 @@ def listed(nouns: Sequence[Noun]) -> str:
 def fill(template: str, denied: Sequence[Noun], pos: str = "", place: str = "") -> str:
     """Fill a template of a :class:`Wording`: ``denied`` are its ``{x}`` and, where it has one, ``{y}``."""
     first, second = denied[0], denied[-1]
-    return template.format(
-        x=first.singular,
-        xs=first.some,
-        a=first.indefinite,
-        y=second.singular,
-        ys=second.some,
-        b=second.indefinite,
-        pos=pos,
-        place=place,
-    )
+    one = {"x": first.singular, "xs": first.some, "a": first.indefinite}
+    two = {"y": second.singular, "ys": second.some, "b": second.indefinite}
+    return template.format(**one, **two, pos=pos, place=place)
 
 
 def _nouns(nouns: Sequence[str] | int | None) -> list[Noun]:

@@ -128,7 +128,9 @@ class _Run:
         self.sources, self.validations = sources, validations
         self.digest = self._training_digest()
         torch.manual_seed(config.seed)
-        assert config.text_width is not None and config.embed_dim is not None and config.scn_layers is not None
+        assert config.text_width is not None
+        assert config.embed_dim is not None
+        assert config.scn_layers is not None
         self.ecn = EmbeddingCorrectionNetwork(
             config.text_width, config.embed_dim, config.hidden, config.heads, config.dropout,
             config.use_anchor, config.use_pool, config.eos_only,
@@ -156,7 +158,9 @@ class _Run:
         if not any(c.denies for c in data.captions):
             raise ValueError(f"{data.name}: not one caption denies anything; there is nothing to learn negation from")
         config = self.config
-        assert config.anchor is not None and config.peak is not None and config.scn_layers is not None
+        assert config.anchor is not None
+        assert config.peak is not None
+        assert config.scn_layers is not None
         texts = extract_text_features(
             self.encoder, [c.text for c in data.captions], anchor=config.anchor, peak=config.peak,
             scn_layers=config.scn_layers, directory=self._folder(f"{data.name}-texts"), progress=self.progress,

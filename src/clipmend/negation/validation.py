@@ -81,9 +81,10 @@ class Validation:
 
     def _choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
         most = min(len(q.options) for q in self.questions)
-        rows = np.array(
-            [[q.options[q.answer], *[o for k, o in enumerate(q.options) if k != q.answer][: most - 1]] for q in self.questions]
-        )
+        rows = np.empty((len(self.questions), most), np.int64)  # the right option first
+        for line, question in enumerate(self.questions):
+            wrong = [option for k, option in enumerate(question.options) if k != question.answer]
+            rows[line] = [question.options[question.answer], *wrong[: most - 1]]
         corrected, _, layers = _in_chunks(correct, rows.reshape(-1))
         images = self.source.images[[q.image for q in self.questions]].repeat_interleave(most, 0)
         cosine = (images * corrected).sum(-1)

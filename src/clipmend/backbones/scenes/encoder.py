@@ -72,11 +72,13 @@ def load_scenes(device: str | torch.device | None = None, folder: str | Path | N
     image_tower = ImageTower(ImageTowerConfig(**config["image_tower"]))
     projection = nn.Linear(weights["text_projection.weight"].shape[1], weights["text_projection.weight"].shape[0])
     try:
-        image_tower.load_state_dict({k.removeprefix("image."): v for k, v in weights.items() if k.startswith("image.")})
-        projection.load_state_dict(
-            {k.removeprefix("text_projection."): v for k, v in weights.items() if k.startswith("text_projection.")}
-        )
+        image_tower.load_state_dict(_part(weights, "image."))
+        projection.load_state_dict(_part(weights, "text_projection."))
     except RuntimeError as error:
         raise ValueError(f"{where / 'model.safetensors'} does not fit its config.json: {error}") from error
     tower = load_minilm(device, projection=projection.requires_grad_(False).to(device or "cpu"))
     return ScenesEncoder(tower, image_tower, min(100.0, weights["log_scale"].exp().item()), device=device)
+
+
+def _part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
