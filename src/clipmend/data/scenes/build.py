@@ -25,6 +25,7 @@ from clipmend.data.scenes.captions import (
 from clipmend.data.scenes.draw import Scene, sample_scene
 from clipmend.data.scenes.facts import scene_facts, scene_rng, text_rng
 from clipmend.data.scenes.questions import choice_questions
+from clipmend.data.scenes.world import RESERVED_KINDS
 
 __all__ = ["exclusion_queries", "make_scenes", "negation_data", "retrieval_captions", "scene_captions", "scene_facts"]
 
@@ -103,7 +104,12 @@ def negation_data(
     options, asked = choice_questions(scenes, seed, subset, questions) if scenes else ([], [])
     shifted = [type(q)(q.image, tuple(len(captions) + k for k in q.options), q.answer, q.template) for q in asked]
     return NegationData(
-        images, [scene_facts(scene) for scene in scenes], captions + options, shifted, name=name or f"scenes, {split}, {subset}"
+        images,
+        [scene_facts(scene) for scene in scenes],
+        captions + options,
+        shifted,
+        name=name or f"scenes, {split}, {subset}",
+        reserved=frozenset(RESERVED_KINDS),
     )
 
 

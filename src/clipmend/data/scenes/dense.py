@@ -111,10 +111,13 @@ def _where(scene: Scene, index: int) -> str:
     return f"in the {row} part" if row else "in the middle"
 
 
-def paragraph(scene: Scene, rng: random.Random) -> str:
+def paragraph(scene: Scene, rng: random.Random, unclear: frozenset[int] = frozenset()) -> str:
     """Describe a scene in 60-150 words: background, every object with size, colour and place, and how they stand to each other.
 
-    The same generator state gives scenes of equal layout the same sentences.
+    Args:
+        scene: the scene.
+        rng: source of choices; the same state gives scenes of equal layout the same sentences.
+        unclear: objects that no relation is told of, since another one looks alike.
     """
     background = BACKGROUNDS[scene.background]
     names = [f"{SIZE_WORDS[o.size][0]} {o.colour} {o.kind}" for o in scene.objects]
@@ -134,10 +137,10 @@ def paragraph(scene: Scene, rng: random.Random) -> str:
     for first, relation, second in relations:
         if told == 3 or _words([*sentences, *tail]) > 105:
             break
+        if first in unclear or second in unclear:
+            continue
         words = "to the left of" if relation == "left of" else relation
         subject, other = _reference(scene, first), _reference(scene, second)
-        if subject == other:  # two objects that look alike: nothing could be told from it
-            continue
         sentences.append(f"The {subject} is {words} the {other}.")
         told += 1
     while _words([*sentences, *tail]) < MIN_WORDS + 4 and fillers:
@@ -148,6 +151,12 @@ def paragraph(scene: Scene, rng: random.Random) -> str:
 def _reference(scene: Scene, index: int) -> str:
     thing = scene.objects[index]
     return f"{SIZE_WORDS[thing.size][0]} {thing.colour} {thing.kind}"
+
+
+def _unclear(scene: Scene) -> set[int]:
+    """Objects that their size, colour and kind do not single out."""
+    names = [_reference(scene, index) for index in range(len(scene.objects))]
+    return {index for index, name in enumerate(names) if names.count(name) > 1}
 
 
 def _capital(text: str) -> str:
@@ -206,7 +215,8 @@ def dense_captions(scenes: Sequence[Scene], seed: int) -> list[Dense]:
     for image, scene in enumerate(scenes):
         other, change = twin(scene, text_rng(seed, "twin", image))
         other = replace(other, name=scene.name.replace("images/", "twins/", 1) if scene.name else "")
-        texts = [paragraph(plan, text_rng(seed, "dense", image)) for plan in (scene, other)]
+        unclear = frozenset(_unclear(scene) | _unclear(other))
+        texts = [paragraph(plan, text_rng(seed, "dense", image), unclear) for plan in (scene, other)]
         found.append(Dense(scene, texts[0], other, texts[1], change))
     return found
 

@@ -47,9 +47,7 @@ def choice_questions(
     rules = policy(subset)
     rng = text_rng(seed, f"choice/{subset}")
     each = -(-(len(scenes) if count is None else count) // len(FORMS))
-    captions: list[Caption] = []
-    known: dict[Caption, int] = {}
-    questions: list[Question] = []
+    made: list[tuple[int, list[Caption], int, str]] = []
     for template in FORMS:
         order = _eligible(scenes, template, rules)
         if not order and each:
@@ -66,15 +64,12 @@ def choice_questions(
             options = _options(scenes[image], rng, template, stranger, rules)
             answer = options[0]
             rng.shuffle(options)
-            rows = []
-            for option in options:
-                if option not in known:
-                    known[option] = len(captions)
-                    captions.append(option)
-                rows.append(known[option])
-            questions.append(Question(image, tuple(rows), options.index(answer), template))
-    rng.shuffle(questions)
-    return captions, questions
+            made.append((image, options, options.index(answer), template))
+    rng.shuffle(made)
+    rows = dict.fromkeys(option for _, options, _, _ in made for option in options)  # each caption once, in order
+    position = {caption: k for k, caption in enumerate(rows)}
+    questions = [Question(image, tuple(position[o] for o in options), answer, form) for image, options, answer, form in made]
+    return list(rows), questions
 
 
 def _eligible(scenes: Sequence[Scene], template: str, rules: Policy) -> list[int]:

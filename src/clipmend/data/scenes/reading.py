@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from clipmend.data.records import FORMS, Caption, NegationData, Question
 from clipmend.data.scenes.draw import Scene
 from clipmend.data.scenes.facts import scene_facts
 from clipmend.data.scenes.tables import CAPTION_COLUMNS, CHOICE_COLUMNS, TEMPLATES
+from clipmend.data.scenes.world import RESERVED_KINDS
 
 __all__ = ["negation_data_from_folder", "read_scenes"]
 
@@ -32,7 +34,7 @@ def read_scenes(folder: str | os.PathLike[str]) -> tuple[list[Scene], list[Path]
         raise FileNotFoundError(f"{root} holds no scenes.jsonl: write scenes with `clipmend scenes {root}`")
     scenes: list[Scene] = []
     lines: dict[str, int] = {}
-    for number, text in enumerate(_text(table).splitlines(), start=1):
+    for number, text in enumerate(io.StringIO(_text(table)), start=1):
         if not text.strip():
             continue
         try:
@@ -80,7 +82,8 @@ def negation_data_from_folder(folder: str | os.PathLike[str], subset: str = "sta
             if row["subset"] == subset:
                 questions.append(_question(row, place, position, captions, known))
     facts = [scene_facts(scene) for scene in scenes]
-    return NegationData(paths, facts, captions, questions, name=root.name or str(root))
+    name = root.name or str(root)
+    return NegationData(paths, facts, captions, questions, name=name, reserved=frozenset(RESERVED_KINDS))
 
 
 def _text(path: Path) -> str:
@@ -94,7 +97,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, s
     """Rows of a table with where they stand; extra columns are let through."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: write the folder again with `clipmend scenes {path.parent} --overwrite`")
-    reader = csv.DictReader(_text(path).splitlines(keepends=True))
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
         raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; there are {', '.join(reader.fieldnames or ['none'])}")
