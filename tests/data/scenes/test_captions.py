@@ -125,9 +125,7 @@ def test_grammar():
         "double space or article": re.compile(r"  |\ba an?\b|\ban an?\b"),
         "punctuation": re.compile(r" [,.]|,,|\.\.|,\."),
         "unfilled": re.compile(r"[{}]"),
-        "picture of a picture": re.compile(
-            r"(photo|picture|image|drawing|scene) (of|with) an? (photo|picture|image|drawing|scene)"
-        ),
+        "picture of a picture": re.compile(rf"{pictures} (of|with) an? {pictures}"),
         "scene with a place": re.compile(rf"\bscene with (?:{places}) with"),
         "nothing denied": re.compile(r"\b(no|any|without)[.,]?$"),
     }

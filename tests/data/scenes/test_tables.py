@@ -22,9 +22,10 @@ from clipmend.data.scenes import tables as tables_module
 from clipmend.data.scenes.wordings import RESERVED_PATTERN
 
 COUNT = 45
+OPTIONS = [f"caption_{k}" for k in range(4)]
 COLUMNS = {
     "captions.csv": ["image", "caption", "form", "wording", "asserts", "denies", "complete"],
-    "choice.csv": ["image_path", "correct_answer", *(f"caption_{k}" for k in range(4)), "correct_answer_template", "subset", "parse"],
+    "choice.csv": ["image_path", "correct_answer", *OPTIONS, "correct_answer_template", "subset", "parse"],
     "retrieval.csv": ["filepath", "captions", "parse"],
     "negated_retrieval.csv": ["filepath", "captions", "parse"],
     "exclusion.csv": ["query", "absent", "wording", "subset"],
