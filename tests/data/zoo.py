@@ -177,7 +177,15 @@ def _refused(add: Callable[..., None]) -> None:
     jpeg, png = saved(noisy(), "JPEG", quality=95), saved(noisy(), "PNG")
     add("truncated.jpg", jpeg[: len(jpeg) // 2], reason="truncated")
     add("truncated.png", png[: len(png) // 2], reason="truncated")
-    add("header only.jpg", jpeg[:20], reason="")
+    add("header only.jpg", jpeg[:20], reason="starts as a JPEG does")
+    add("header damaged.png", png[:12] + b"????" + png[16:], reason="starts as a PNG does")
+    deep = saved(Image.fromarray(np.zeros((4, 4), np.float32)), "TIFF")
+    bits = struct.pack("<HHI", 258, 3, 1)  # BitsPerSample, a short: 64-bit floats, which Pillow does not read
+    add(
+        "float64.tif",
+        deep.replace(bits + struct.pack("<HH", 32, 0), bits + struct.pack("<HH", 64, 0)),
+        reason="starts as a TIFF does",
+    )
     broken = bytearray(png)
     broken[60:120] = bytes(60)  # inside the first IDAT: checksum and stream are wrong
     add("corrupt.png", bytes(broken), reason="corrupt")

@@ -112,7 +112,7 @@ def _table(hits: list[Hit] | list[Change], left: list[Change], index: ImageIndex
 
     from clipmend.data.images import display_path
 
-    table = Table(title=f"{len(hits)} of {len(index):,} images", title_justify="left")
+    table = Table(title=Text(f"{len(hits)} of {len(index):,} images under {display_path(index.root)}"), title_justify="left")
     table.add_column("rank", justify="right")
     compared = any("rank_before" in _row(hit) for hit in hits)
     if compared:
@@ -123,7 +123,9 @@ def _table(hits: list[Hit] | list[Change], left: list[Change], index: ImageIndex
     def add(hit: Hit | Change, style: str | None = None) -> None:
         row = _row(hit)
         before = [f"{row['rank_before']:,}"] if compared else []
-        table.add_row(f"{row['rank']:,}", *before, f"{row['score']:.4f}", Text(display_path(hit.path)), style=style)
+        table.add_row(
+            f"{row['rank']:,}", *before, f"{row['score']:.4f}", Text(display_path(hit.path.relative_to(index.root))), style=style
+        )
 
     for hit in hits:
         add(hit)

@@ -59,6 +59,7 @@ IMAGE_SUFFIXES = frozenset(
 
 # Only formats whose decoders read pixels. EPS is left out on purpose: Pillow hands such a file to Ghostscript, that is, runs it.
 _FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "HEIF")
+_MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"GIF8": "GIF", b"BM": "BMP"}
 _PILLOW_LIMIT_LOCK = threading.Lock()
 
 
@@ -184,9 +185,12 @@ def _what_it_is(head: bytes) -> str:
         return "is a HEIC image, which Pillow cannot read; convert it to JPEG, or install pillow-heif and register it"
     if head.startswith((b"%!PS", b"\xc5\xd0\xd3\xc6")):
         return "is PostScript, which is not opened because that means running it; convert it to PNG"
+    for magic, kind in _MAGIC.items():
+        if head.startswith(magic):
+            return f"starts as a {kind} does, but its header is damaged or of a kind Pillow cannot read; export it again"
     if not head.strip(b"\0"):
         return "holds only zero bytes where an image should start; fetch it again"
-    return f"is not an image in a format that can be read, or its header is damaged (it starts with {head[:8]!r})"
+    return f"is not an image in a format that can be read (it starts with {head[:8]!r})"
 
 
 def _guarded(name: str, step: Callable[[], Image.Image]) -> Image.Image:
