@@ -82,18 +82,11 @@ build: $(VENV)/.stamp-build ## build wheel and sdist, install each into a throwa
 
 .PHONY: clean
 clean: ## remove the environments and everything that was built
-	rm -rf $(VENV) $(VENV_OPEN_CLIP) dist site demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_OPEN_CLIP) dist site .cache demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # ---- environments: a stamp for each set of packages, renewed when pyproject.toml changes -----------------------------------
-$(VENV)/.stamp-torch: tools/install_torch.py
-	@site=no; \
-	if [ "$(SYSTEM_TORCH)" = yes ]; then site=yes; fi; \
-	if [ "$(SYSTEM_TORCH)" = auto ] && $(PYTHON) -c "import sys, torch; sys.path.insert(0, 'tools'); import install_torch as i; \
-	  sys.exit(not i.installed('torch', '$(TORCH_MINIMUM)'))" 2>/dev/null; then site=yes; fi; \
-	if [ ! -x $(PY) ]; then \
-	  if [ $$site = yes ]; then echo "$(PYTHON) has a torch: $(VENV) will use it"; $(PYTHON) -m venv --system-site-packages $(VENV); \
-	  else $(PYTHON) -m venv $(VENV); fi; \
-	fi
+$(VENV)/.stamp-torch: tools/install_torch.py tools/make_environment.py
+	@$(PYTHON) tools/make_environment.py $(VENV) --minimum $(TORCH_MINIMUM) --system-torch "$(SYSTEM_TORCH)"
 	@$(PY) tools/install_torch.py torch==$(TORCH) --minimum $(TORCH_MINIMUM) --index "$(TORCH_INDEX)"
 	@touch $@
 
@@ -121,8 +114,8 @@ $(VENV)/.stamp-build: pyproject.toml $(VENV)/.stamp-test
 	@$(PY) $(PIP_INSTALL) "build>=1.2" "hatchling>=1.25"
 	@touch $@
 
-$(VENV_OPEN_CLIP)/.stamp-test: pyproject.toml tools/install_torch.py
-	@if [ ! -x $(PY_OPEN_CLIP) ]; then $(PYTHON) -m venv $(VENV_OPEN_CLIP); fi
+$(VENV_OPEN_CLIP)/.stamp-test: pyproject.toml tools/install_torch.py tools/make_environment.py
+	@$(PYTHON) tools/make_environment.py $(VENV_OPEN_CLIP) --system-torch no
 	@$(PY_OPEN_CLIP) tools/install_torch.py torch==$(OPEN_CLIP_TORCH) torchvision==$(OPEN_CLIP_TORCHVISION) --index "$(TORCH_INDEX)"
 	@echo "installing what the open_clip tests need into $(VENV_OPEN_CLIP)"
 	@$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip]"

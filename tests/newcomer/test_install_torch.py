@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import install_torch
 import pytest
@@ -42,3 +44,16 @@ def test_nothing_is_installed_where_torch_is_there(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(install_torch.subprocess, "run", lambda *a, **k: pytest.fail("pip was called"))
     assert install_torch.main() == 0
     assert "used as it is" in capsys.readouterr().out
+
+
+def test_an_environment_shares_this_interpreters_packages_or_does_not(tmp_path: Path) -> None:
+    script = Path(install_torch.__file__).with_name("make_environment.py")
+
+    def sees_torch(choice: str) -> bool:
+        folder = tmp_path / choice
+        subprocess.run([sys.executable, str(script), str(folder), "--system-torch", choice], check=True, capture_output=True)
+        return subprocess.run([str(folder / "bin" / "python"), "-c", "import torch"], capture_output=True).returncode == 0
+
+    # The tests need torch, so this interpreter has one: auto finds it, even where this interpreter is of an environment itself.
+    assert sees_torch("auto")
+    assert not sees_torch("no")
