@@ -2,8 +2,8 @@
 
     python3 tools/make_environment.py .venv --minimum 2.4 [--system-torch auto|yes|no]
 
-``auto`` shares the interpreter's packages only where there is such a torch; ``no`` never does. An environment that exists is left as
-it is.
+``auto`` shares the interpreter's packages only where there is such a torch; ``no`` never does. An environment that exists is left
+as it is.
 """
 
 from __future__ import annotations
