@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from backbones import tiny
 from clipmend.backbones import DualEncoder
 from clipmend.backbones.base import LongTextsWarning
 from clipmend.backbones.taps import TappedModel
+from clipmend.backbones.tokens import HFTokens
 
 NEAR = {"atol": 1e-5, "rtol": 0.0}
 
@@ -47,7 +50,7 @@ def encoder(request: pytest.FixtureRequest, encoders: dict[str, DualEncoder]) ->
 
 
 @pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(alphabet="abc dog\U0001f436é\n", max_size=30), min_size=1, max_size=7), batch_size=st.integers(1, 8))
 def test_batch_size_and_padding_change_nothing(encoder: Any, texts: list[str], batch_size: int) -> None:
     together = encoder.text_states(texts, [1, 3], batch_size=batch_size)
@@ -128,26 +131,37 @@ def test_two_threads(encoder: Any) -> None:
     texts = {"one": ["a dog", "no cat", "a tree"], "two": ["the sea at night", "x", "a red cup on a desk"]}
     layers = {"one": [1, 3], "two": [2]}
     expected = {name: encoder.text_states(texts[name], layers[name]) for name in texts}
-    failures: list[str] = []
     barrier = threading.Barrier(2)
 
     def work(name: str) -> None:
         barrier.wait()
-        for _ in range(25):
+        for _ in range(15):
             states = encoder.text_states(texts[name], layers[name], batch_size=2)
-            same = [
-                torch.allclose(getattr(states, part), getattr(expected[name], part), atol=1e-5)
-                for part in ("tokens", "pooled", "eos", "embedding")
-            ]
-            if not all(same):
-                failures.append(name)
+            for part in ("tokens", "pooled", "eos", "embedding"):
+                assert_close(getattr(states, part), getattr(expected[name], part), **NEAR)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(work, name) for name in texts]:
+            done.result()
+
+
+def test_one_thread_at_a_time_in_a_tokenizer() -> None:
+    class Tokenizer:
+        """Notices a second caller while it works: the tokenizers library then fails, but rarely enough to slip through a test."""
+
+        pad_token_id = 0
+        busy = False
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            assert not self.busy
+            self.busy = True
+            time.sleep(0.002)
+            self.busy = False
+            return {"input_ids": [[len(text)] for text in texts]}
+
+    tokens = HFTokens(Tokenizer(), 8)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(tokenised.ids == [[5]] for tokenised in pool.map(tokens, [["a dog"]] * 40))
 
 
 def test_stops_at_the_last_layer_needed(encoder: Any) -> None:

@@ -57,6 +57,7 @@ def test_embeddings_equal_the_library(case: Case) -> None:
         expected_images = model.get_image_features(pixel_values=pixels).pooler_output
     found = encoder.encode_texts(tiny.TEXTS, normalize=False)
     assert_close(found, expected, **NEAR)
+    assert_close(encoder.encode_texts(tiny.TEXTS, normalize=False, batch_size=1), expected, **NEAR)
     assert_close(encoder.encode_texts(tiny.TEXTS), torch.nn.functional.normalize(expected, dim=-1), **NEAR)
     assert_close(encoder.encode_images(tiny.images(), normalize=False), expected_images, **NEAR)
     assert found.dtype == torch.float32
