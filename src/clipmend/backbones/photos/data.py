@@ -49,6 +49,12 @@ def training_nouns(encoder: PhotosEncoder, holdout: Iterable[str] = tuple(HELD_O
     Returns:
         ``n`` nouns and ``[n, C]`` weights, each row a distribution over the classes that show the noun.
     """
+    nouns, shows, _ = _vocabulary(encoder, holdout)
+    return nouns, shows
+
+
+def _vocabulary(encoder: PhotosEncoder, holdout: Iterable[str]) -> tuple[list[Noun], np.ndarray, np.ndarray]:
+    """:func:`training_nouns`, and the ``[n, D]`` unit embeddings of the nouns."""
     banned = _banned(holdout)
     shipped = {noun.singular.lower(): noun for noun in load_nouns(exclude=banned)}
     allowed = np.array([not any(_mentions(part, banned) for part in synonyms(name)) for name in encoder.class_names])
@@ -63,10 +69,10 @@ def training_nouns(encoder: PhotosEncoder, holdout: Iterable[str] = tuple(HELD_O
     for word, noun in shipped.items():
         nouns.setdefault(word, noun)
     everything = list(nouns.values())
-    names = F.normalize(encoder.encode_texts([framed(noun.singular) for noun in everything]), dim=-1)
+    names = encoder.encode_texts([framed(noun.singular) for noun in everything])
     likeness = (names @ F.normalize(encoder.class_vectors.cpu().float(), dim=-1).T).numpy()  # [n, C]
     likeness[:, ~allowed] = -1
-    kept, weights = [], []
+    kept, weights, rows = [], [], []
     for row, noun in enumerate(everything):
         known = own.get(noun.singular.lower())
         if known is None and likeness[row].max() < _NAMED:
@@ -79,8 +85,9 @@ def training_nouns(encoder: PhotosEncoder, holdout: Iterable[str] = tuple(HELD_O
             near = near[likeness[row][near] >= _NAMED]
             shows[near] = np.exp((likeness[row][near] - likeness[row].max()) / 0.05)
         kept.append(noun)
+        rows.append(row)
         weights.append(shows / shows.sum())
-    return kept, np.stack(weights)
+    return kept, np.stack(weights), names[rows].numpy()
 
 
 def class_name_data(
@@ -107,8 +114,7 @@ def class_name_data(
         raise ValueError(f"count is {count}; it must be at least 1")
     rng = np.random.default_rng((seed, 23))
     holdout = tuple(holdout)
-    nouns, shows = training_nouns(encoder, holdout)
-    names = F.normalize(encoder.encode_texts([framed(noun.singular) for noun in nouns]), dim=-1).numpy()
+    nouns, shows, names = _vocabulary(encoder, holdout)
     sampler = _Photographs(encoder, holdout)
     row_of = {noun.singular: row for row, noun in enumerate(nouns)}
     facts: list[frozenset[str]] = []
