@@ -19,7 +19,7 @@ from clipmend.evaluation import (
     read_exclusion,
     read_presence,
 )
-from clipmend.evaluation.exclusion import macro, weighted_auroc
+from clipmend.evaluation.areas import macro, weighted_auroc
 from clipmend.evaluation.wording import photo_of, with_article
 
 # ---- AUROC ---------------------------------------------------------------------------------------------------------------------
@@ -218,6 +218,26 @@ def test_one_class_queries_are_skipped_and_counted() -> None:
     assert evaluate_exclusion(encoder, queries, one_image, image_embeddings=vectors[:1]).skipped == 6
 
 
+def test_queries_about_several_kinds(tmp_path: Path) -> None:
+    read = read_exclusion(write(tmp_path / "q.csv", "query,absent\nneither cat nor dog,cat | dog\n"))
+    assert read[0].absent == "cat|dog"
+    assert read[0].caption.denies == ("cat", "dog")
+    with pytest.raises(ValueError, match="line 2: absent names no kind"):
+        read_exclusion(write(tmp_path / "q.csv", "query,absent\nneither,|\n"))
+    presence, queries, encoder, vectors = world()
+    encoder.texts["neither cat nor dog"] = [-1, -1, 0]
+    result = evaluate_exclusion(encoder, [*queries[::2], *read], presence, image_embeddings=vectors, samples=20)
+    unit = torch.nn.functional.normalize(vectors, dim=-1)
+    neither = [not kinds & {"cat", "dog"} for kinds in presence.kinds]
+    assert result.values[3] == pytest.approx(roc_auc_score(neither, unit @ torch.tensor([-1.0, -1.0, 0.0])))
+    cat, dog, bus, both = result.values
+    assert result.metrics["auroc/kind=cat"] == pytest.approx((cat + both) / 2)
+    assert result.metrics["auroc"] == pytest.approx(((cat + both) / 2 + (dog + both) / 2 + bus) / 3)
+    assert result.measures()["auroc/kind=cat"].count == 2
+    over = evaluate_exclusion(encoder, [*queries[::2], *read], presence, image_embeddings=vectors, samples=20, over="kinds")
+    assert over.clusters("kinds") == 3
+
+
 def test_a_constant_scorer_gets_one_half() -> None:
     presence, queries, _, _ = world()
     rng = np.random.default_rng(0)
@@ -297,6 +317,7 @@ def test_photo_of() -> None:
     assert photo_of([]) == "a photo"
     assert photo_of(["cat"]) == "a photo of a cat"
     assert photo_of(["red apple", "apple", "umbrella", "at beach"]) == "a photo of a red apple and an umbrella at the beach"
+    assert photo_of(["cup", "big cup", "red cup", "big red cup", "bus"]) == "a photo of a big red cup and a bus"
     assert photo_of(["cat", "dog", "bus"]) == "a photo of a cat, a dog and a bus"
     assert photo_of(["two cups"]) == "a photo of two cups"
     assert photo_of(["at beach"]) == "a photo at the beach"

@@ -24,7 +24,7 @@ _PUBLIC = {
     "ExclusionQuery": "exclusion",
     "ExclusionResult": "exclusion",
     "PresenceResult": "exclusion",
-    "auroc": "exclusion",
+    "auroc": "areas",
     "evaluate_exclusion": "exclusion",
     "presence_auroc": "exclusion",
     "read_exclusion": "exclusion",
@@ -55,13 +55,13 @@ _PUBLIC = {
 
 if TYPE_CHECKING:
     from clipmend.evaluation.accumulate import ChoiceAccumulator, ExclusionAccumulator, RankAccumulator
+    from clipmend.evaluation.areas import auroc
     from clipmend.evaluation.baselines import NegationDirection, PhraseProjection, QueryArithmetic, gold_captions
     from clipmend.evaluation.choice import ChoiceItem, ChoiceResult, choice_items, evaluate_choice, read_choice
     from clipmend.evaluation.exclusion import (
         ExclusionQuery,
         ExclusionResult,
         PresenceResult,
-        auroc,
         evaluate_exclusion,
         presence_auroc,
         read_exclusion,

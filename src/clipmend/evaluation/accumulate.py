@@ -196,7 +196,7 @@ class ExclusionAccumulator(_Accumulator):
 
     def compute(self) -> dict[str, float]:
         """``auroc``, macro over kinds (NaN where no query has both classes), and ``skipped``: queries with one class."""
-        from clipmend.evaluation.exclusion import auroc, macro
+        from clipmend.evaluation.areas import auroc, macro
 
         rows = self.rows()
         values = np.array([auroc(rows["scores"][:, q], ~rows["present"][:, q], self.tie_tolerance) for q in range(len(self.kinds))])

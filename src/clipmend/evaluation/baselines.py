@@ -77,7 +77,9 @@ class Baseline(DualEncoder):
         self.embed_dim, self.text_width = encoder.embed_dim, encoder.text_width
         self.num_text_layers, self.context_length = encoder.num_text_layers, encoder.context_length
         self.logit_scale, self.device, self.text_pooling = encoder.logit_scale, encoder.device, encoder.text_pooling
-        self._cache: dict[str, Tensor] = {}  # plain embeddings, shared by every weight of one tuning
+        # Both are shared by every weight of one tuning.
+        self._cache: dict[str, Tensor] = {}  # plain embeddings
+        self._parts: dict[str, tuple[Tensor, Tensor]] = {}  # base and change of texts that deny something
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -126,7 +128,8 @@ class Baseline(DualEncoder):
         A rule gives directions, so that its embeddings have norm 1 even with ``normalize=False``.
         """
         denying = [i for i, text in enumerate(texts) if text in self.captions and self.captions[text].denies]
-        needed = list(dict.fromkeys(t for i in denying for t in self.needs(texts[i], self.captions[texts[i]])))
+        new = [texts[i] for i in denying if texts[i] not in self._parts]
+        needed = list(dict.fromkeys(t for text in new for t in self.needs(text, self.captions[text])))
         options: dict[str, Any] = {"batch_size": batch_size, "on_long": on_long, "progress": progress}
         changed = set(denying)
         kept = [text for i, text in enumerate(texts) if i not in changed]
@@ -137,9 +140,15 @@ class Baseline(DualEncoder):
             rows[others] = torch.stack([plain[text] for text in kept])
         elif others:
             rows[others] = self.encoder.encode_texts(kept, normalize=False, **options)
-        for i in denying:
-            rows[i] = F.normalize(self.embed(texts[i], self.captions[texts[i]], plain), dim=-1)
+        if denying:
+            base, change = zip(*(self._split(texts[i], plain) for i in denying), strict=True)
+            rows[denying] = F.normalize(torch.stack(base) + self.weight * torch.stack(change), dim=-1)
         return rows
+
+    def _split(self, text: str, plain: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if text not in self._parts:
+            self._parts[text] = self.parts(text, self.captions[text], plain)
+        return self._parts[text]
 
     def _plain(self, texts: Sequence[str], options: dict[str, Any]) -> dict[str, Tensor]:
         """The backbone's normalised embeddings, each text once in the life of the baseline."""
@@ -150,11 +159,11 @@ class Baseline(DualEncoder):
 
     @abstractmethod
     def needs(self, text: str, caption: Caption) -> list[str]:
-        """The texts whose plain embeddings :meth:`embed` combines."""
+        """The texts whose plain embeddings :meth:`parts` combines."""
 
     @abstractmethod
-    def embed(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> Tensor:
-        """``[D]`` of a text that denies something, from the plain embeddings."""
+    def parts(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """``base`` and ``change``, ``[D]``: a text that denies something becomes ``normalize(base + weight * change)``."""
 
     def with_weight(self: B, weight: float) -> B:
         """The same baseline at another weight; embeddings already computed are shared."""
@@ -166,6 +175,7 @@ class Baseline(DualEncoder):
         """The same baseline (weight, direction) with the logical forms of other texts."""
         other = copy(self)
         other.captions = captions
+        other._parts = {}
         return other
 
     def tune(
@@ -219,9 +229,9 @@ class QueryArithmetic(Baseline):
     def needs(self, text: str, caption: Caption) -> list[str]:
         return [photo_of(caption.asserts), *[photo_of([atom]) for atom in caption.denies]]
 
-    def embed(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> Tensor:
+    def parts(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         positive, *denied = [plain[t] for t in self.needs(text, caption)]
-        return positive - self.weight * torch.stack(denied).sum(0)
+        return positive, -torch.stack(denied).sum(0)
 
 
 class PhraseProjection(Baseline):
@@ -236,9 +246,9 @@ class PhraseProjection(Baseline):
     def needs(self, text: str, caption: Caption) -> list[str]:
         return [text, *[photo_of([atom]) for atom in caption.denies]]
 
-    def embed(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> Tensor:
+    def parts(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         own, *denied = [plain[t] for t in self.needs(text, caption)]
-        return own - self.weight * sum((own @ d) * d for d in denied)
+        return own, -torch.stack([(own @ d) * d for d in denied]).sum(0)
 
 
 class NegationDirection(Baseline):
@@ -299,9 +309,9 @@ class NegationDirection(Baseline):
     def needs(self, text: str, caption: Caption) -> list[str]:
         return [text]
 
-    def embed(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> Tensor:
+    def parts(self, text: str, caption: Caption, plain: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         own = plain[text]
         if self.mode == "add":
-            return own + self.weight * self.direction
+            return own, self.direction
         unit = F.normalize(self.direction, dim=-1)
-        return own - self.weight * (own @ unit) * unit
+        return own, -(own @ unit) * unit

@@ -10,24 +10,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import Caption
+from clipmend.evaluation.areas import auroc, kind_means, kind_members, macro, split_kinds, weighted_auroc
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, distinct, image_vectors, prepared_texts
 from clipmend.evaluation.intervals import percentile, resample_weights
 from clipmend.evaluation.presence import Presence
 from clipmend.evaluation.results import Measure, Result, items_digest, model_names
-from clipmend.evaluation.tables import Rows, duplicates_note, read_table, text_field
+from clipmend.evaluation.tables import Rows, duplicates_note, problem, read_table, text_field
 from clipmend.evaluation.wording import photo_of
 
 __all__ = [
     "ExclusionQuery",
     "ExclusionResult",
     "PresenceResult",
-    "auroc",
     "evaluate_exclusion",
-    "macro",
     "presence_auroc",
     "read_exclusion",
 ]
@@ -39,7 +38,7 @@ class ExclusionQuery:
 
     Args:
         query: the text.
-        absent: the kind that must not be there.
+        absent: the kind that must not be there; several, none of which may be there, are separated by ``|``.
         wording: identifier of the negated wording, ``""`` where the table has none.
         subset: part of the data it belongs to, ``""`` for none.
         row: line of the table, 0 for a query that comes from no file.
@@ -54,11 +53,13 @@ class ExclusionQuery:
     @property
     def caption(self) -> Caption:
         """The query's logical form."""
-        return Caption(self.query, form="negative", denies=(self.absent,), wording=self.wording)
+        return Caption(self.query, form="negative", denies=split_kinds(self.absent), wording=self.wording)
 
 
 def read_exclusion(path: str | Path) -> Rows[ExclusionQuery]:
     """Read exclusion queries: CSV with ``query, absent`` and, where they are there, ``wording`` and ``subset``.
+
+    ``absent`` is a kind, or several separated by ``|`` for a query like "neither cats nor dogs".
 
     Raises:
         ValueError: naming file and line: a column missing or a field blank.
@@ -68,7 +69,7 @@ def read_exclusion(path: str | Path) -> Rows[ExclusionQuery]:
     queries = [
         ExclusionQuery(
             text_field(path, line, row, "query"),
-            text_field(path, line, row, "absent"),
+            _absent(path, line, row),
             row.get("wording", "").strip(),
             row.get("subset", "").strip(),
             line,
@@ -78,70 +79,11 @@ def read_exclusion(path: str | Path) -> Rows[ExclusionQuery]:
     return Rows(queries, str(path), duplicates_note(path, [(q.row, (q.query, q.absent)) for q in queries], "queries"))
 
 
-def auroc(scores: ArrayLike, positive: ArrayLike, tie_tolerance: float = 0.0) -> float:
-    """Probability that a positive scores above a negative, ties one half (Mann-Whitney).
-
-    Args:
-        scores: ``[n]``.
-        positive: bool ``[n]``.
-        tie_tolerance: scores this close are tied.
-
-    Returns:
-        0 to 1; NaN where one class is missing.
-
-    Raises:
-        ValueError: a score that is NaN.
-    """
-    values, right = np.asarray(scores, np.float64), np.asarray(positive, bool)
-    if values.shape != right.shape or values.ndim != 1:
-        raise ValueError(f"scores {values.shape} and classes {right.shape} must be two vectors of one length")
-    if np.isnan(values).any():
-        raise ValueError(f"the score of item {int(np.flatnonzero(np.isnan(values))[0])} is NaN")
-    above, below = values[right], np.sort(values[~right])
-    if not len(above) or not len(below):
-        return float("nan")
-    lower, upper = _tie_bounds(above, below, tie_tolerance)
-    return float((lower + upper).sum() / (2 * len(above) * len(below)))
-
-
-def _tie_bounds(above: NDArray[Any], below: NDArray[Any], tolerance: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number of sorted negatives clearly below each positive, and number not clearly above it."""
-    return np.searchsorted(below, above - tolerance, "left"), np.searchsorted(below, above + tolerance, "right")
-
-
-def weighted_auroc(
-    scores: NDArray[Any], positive: NDArray[np.bool_], weights: NDArray[np.float32], tie_tolerance: float = 0.0
-) -> NDArray[np.float64]:
-    """:func:`auroc` for many weightings of the items at once, ``[n, s]`` to ``[s]``; NaN where a class weighs nothing."""
-    values = np.asarray(scores, np.float64)
-    negatives = np.flatnonzero(~positive)
-    negatives = negatives[np.argsort(values[negatives], kind="stable")]
-    lower, upper = _tie_bounds(values[positive], values[negatives], tie_tolerance)
-    mass = np.zeros((len(negatives) + 1, weights.shape[1]), np.float64)
-    np.cumsum(weights[negatives], axis=0, dtype=np.float64, out=mass[1:])
-    own = weights[positive].astype(np.float64)
-    beaten = (own * (mass[lower] + mass[upper])).sum(0) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return beaten / (own.sum(0) * mass[-1])
-
-
-def macro(values: ArrayLike, kinds: Sequence[str]) -> Any:
-    """Mean over kinds of the mean over a kind's queries; NaN queries are left out, and kinds that have no other.
-
-    Args:
-        values: ``[Q]``, or ``[Q, s]`` for many draws at once.
-        kinds: ``[Q]``.
-
-    Returns:
-        A number, or ``[s]``; NaN where no query counts.
-    """
-    table = np.asarray(values, np.float64)
-    names, kind_of = np.unique(np.asarray(kinds, dtype=object).astype(str), return_inverse=True)
-    member = (kind_of[None, :] == np.arange(len(names))[:, None]).astype(np.float64)  # [K, Q]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        per_kind = (member @ np.nan_to_num(table)) / (member @ (~np.isnan(table)).astype(np.float64))  # [K] or [K, s]
-        counted = ~np.isnan(per_kind)
-        return np.nan_to_num(per_kind).sum(0) / np.where(counted.sum(0) == 0, np.nan, counted.sum(0))
+def _absent(path: Path, line: int, row: dict[str, str]) -> str:
+    kinds = split_kinds(text_field(path, line, row, "absent"))
+    if not kinds:
+        raise problem(path, line, "absent names no kind")
+    return "|".join(kinds)
 
 
 @dataclass
@@ -150,7 +92,7 @@ class ExclusionResult(Result):
 
     Args:
         values: float ``[Q]`` AUROC of each query, NaN where all images or none have the kind.
-        kinds: ``[Q]`` the absent kind.
+        kinds: ``[Q]`` the absent kind, or several separated by ``|``.
         wordings: ``[Q]``.
         subsets: ``[Q]``.
         scores: float32 ``[Q, N]`` score of each image; what the bootstrap over images rests on.
@@ -191,37 +133,56 @@ class ExclusionResult(Result):
         """Queries of each measure, and whether it is a detail."""
         everything = np.arange(len(self.kinds))
         groups = {self.metric: (everything, False)}
-        for label, column, detail in (("", self.subsets, False), ("wording=", self.wordings, False), ("kind=", self.kinds, True)):
-            names = sorted(set(column))
-            if len(names) > 1 or (detail and names):
-                for name in names:
-                    groups[f"{self.metric}/{label}{name or 'none'}"] = (np.flatnonzero(np.asarray(column) == name), detail)
+        for label, column in (("", self.subsets), ("wording=", self.wordings)):
+            for name in sorted(set(column)) if len(set(column)) > 1 else []:
+                groups[f"{self.metric}/{label}{name or 'none'}"] = (np.flatnonzero(np.asarray(column) == name), False)
         return groups
+
+    @cached_property
+    def _members(self) -> tuple[list[str], NDArray[np.float64]]:
+        return kind_members(self.kinds)
+
+    def _grouped(self, values: NDArray[np.float64]) -> dict[str, Any]:
+        """Every measure from the values ``[Q]`` or ``[Q, s]`` of the queries."""
+        found: dict[str, Any] = {}
+        names, member = self._members
+        for name, (group, _) in self._groups.items():
+            found[name] = macro(values[group], [self.kinds[q] for q in group])
+        for kind, row in zip(names, kind_means(values, member), strict=True):
+            found[f"{self.metric}/kind={kind}"] = row
+        return found
 
     def measures(self) -> dict[str, Measure]:
         return self._measures
 
     @cached_property
     def _measures(self) -> dict[str, Measure]:
-        draws: dict[str, list[NDArray[np.float64]]] = {name: [] for name in self._groups}
+        draws: dict[str, list[NDArray[np.float64]]] = {}
         if not np.isnan(self.values).all():
             for weights in resample_weights(self.clusters(self.over), self.samples, self.seed):
                 for name, values in self.resampled(weights, self.over).items():
-                    draws[name].append(values)
+                    draws.setdefault(name, []).append(values)
+        names, member = self._members
+        counted = ~np.isnan(self.values)
         measures = {}
-        for name, (group, detail) in self._groups.items():
-            low, high = percentile(np.concatenate(draws[name]), self.level) if draws[name] else (float("nan"), float("nan"))
-            if self.over == "kinds" and len({self.kinds[q] for q in group}) < 2:
+        for name, value in self._grouped(self.values).items():
+            detail = name not in self._groups
+            rows = (
+                member[names.index(name.partition("/kind=")[2])] > 0
+                if detail
+                else np.isin(np.arange(len(counted)), self._groups[name][0])
+            )
+            low, high = percentile(np.concatenate(draws[name]), self.level) if name in draws else (float("nan"), float("nan"))
+            if self.over == "kinds" and (member[:, rows].sum(1) > 0).sum() < 2:
                 low = high = float("nan")  # one kind cannot show how kinds differ
-            value = float(macro(self.values[group], [self.kinds[q] for q in group]))
-            measures[name] = Measure(value, int((~np.isnan(self.values[group])).sum()), low, high, "auroc", detail)
+            measures[name] = Measure(float(value), int((counted & rows).sum()), low, high, "auroc", detail)
         return measures
 
     def clusters(self, over: str = "images") -> int:
         if over == "images":
             return self.present.shape[1]
         if over == "kinds":
-            return len(set(self.kinds))
+            return len(self._members[0])
         raise ValueError(f"an exclusion result is resampled over images or kinds, not {over!r}")
 
     def resampled(self, weights: NDArray[np.float32], over: str = "images") -> dict[str, NDArray[np.float64]]:
@@ -229,15 +190,16 @@ class ExclusionResult(Result):
             per_query = np.full((len(self.kinds), weights.shape[1]), np.nan)
             for q in np.flatnonzero(~np.isnan(self.values)):
                 per_query[q] = weighted_auroc(self.scores[q], self._good(self.present[q]), weights, self.tie_tolerance)
-            return {name: macro(per_query[group], [self.kinds[q] for q in group]) for name, (group, _) in self._groups.items()}
+            return self._grouped(per_query)
         self.clusters(over)
-        names, kind_of = np.unique(self.kinds, return_inverse=True)
+        names, member = self._members
         draws = {}
-        for name, (group, _) in self._groups.items():
-            per_kind = np.array([_nan_mean(self.values[group[kind_of[group] == k]]) for k in range(len(names))])
-            counted = ~np.isnan(per_kind)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                draws[name] = (np.nan_to_num(per_kind) @ weights) / (counted.astype(np.float64) @ weights)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for name, (group, _) in self._groups.items():
+                per_kind = kind_means(self.values[group], member[:, group])
+                draws[name] = (np.nan_to_num(per_kind) @ weights) / ((~np.isnan(per_kind)).astype(np.float64) @ weights)
+            for kind, value in zip(names, kind_means(self.values, member), strict=True):
+                draws[f"{self.metric}/kind={kind}"] = np.full(weights.shape[1], value)
         return draws
 
     def _good(self, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -266,11 +228,6 @@ class PresenceResult(ExclusionResult):
         return present
 
 
-def _nan_mean(values: NDArray[np.float64]) -> float:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")
-
-
 def evaluate_exclusion(
     encoder: DualEncoder,
     queries: Sequence[ExclusionQuery],
@@ -293,8 +250,9 @@ def evaluate_exclusion(
 ) -> ExclusionResult:
     """AUROC of images without a kind above images with it, for queries that exclude it.
 
-    Macro: the queries of a kind are averaged first, then the kinds, so that a kind asked for in many wordings counts once. Queries
-    of which no image, or every image, has the kind are skipped and counted.
+    Macro: the queries of a kind are averaged first, then the kinds, so that a kind asked for in many wordings counts once; a query
+    about several kinds ("neither cats nor dogs": an image with either is a wrong one) counts for each of them. Queries of which no
+    image, or every image, has the kind are skipped and counted.
 
     Args:
         encoder: any :class:`~clipmend.DualEncoder`.
@@ -421,7 +379,10 @@ def _fill(
         text, image = np.argwhere(~np.isfinite(scores))[0]
         raise ValueError(f"the score of image {presence.images[kept[image]]!r} for {texts[text]!r} is not finite")
     result.scores = scores[text_of]
-    result.present = presence.matrix(result.kinds)[:, kept]
+    names, member = result._members
+    there = presence.matrix(names)[:, kept]
+    # A query about several kinds is wrong about an image that has any of them.
+    result.present = np.stack([there[row > 0].any(0) for row in member.T])
     result.values = np.array(
         [auroc(s, result._good(p), result.tie_tolerance) for s, p in zip(result.scores, result.present, strict=True)], np.float64
     )

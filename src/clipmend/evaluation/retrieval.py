@@ -168,7 +168,8 @@ class RetrievalResult(Result):
             middle = median_interval(ranks, self.level)
             measures[f"{direction}_retrieval_median_rank"] = Measure(float(np.median(ranks)), len(ranks), *middle, kind="rank")
         for name, value in self.oracle.items():
-            measures[name] = Measure(value, len(self.text_ranks))
+            asked = len(self.text_ranks) if name.startswith("image") else int((self.image_ranks > 0).sum())
+            measures[name] = Measure(value, asked)
         return measures
 
     def clusters(self, over: str = "images") -> int:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import Caption, truth_matrix
+from clipmend.evaluation.areas import macro
 from clipmend.evaluation.baselines import Baseline, NegationDirection, PhraseProjection, QueryArithmetic, gold_captions
 from clipmend.evaluation.choice import ChoiceItem, evaluate_choice, read_choice
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, image_vectors
-from clipmend.evaluation.exclusion import ExclusionQuery, evaluate_exclusion, macro, presence_auroc, read_exclusion
+from clipmend.evaluation.exclusion import ExclusionQuery, evaluate_exclusion, presence_auroc, read_exclusion
 from clipmend.evaluation.presence import Presence, read_presence
 from clipmend.evaluation.results import Comparison, Result, compare, write_json
 from clipmend.evaluation.retrieval import RetrievalData, evaluate_retrieval, read_retrieval

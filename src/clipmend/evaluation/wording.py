@@ -26,11 +26,12 @@ def with_article(noun: str) -> str:
 def photo_of(atoms: Sequence[str]) -> str:
     """``a photo of a cat and a red cup at the beach``; ``a photo`` for no atoms.
 
-    A background atom (``"at beach"``) goes to the end. A bare kind that a longer atom already names (``"cat"`` beside
-    ``"red cat"``) is left out.
+    A background atom (``"at beach"``) goes to the end. An atom that a longer one of the same noun already says (``"cat"`` or
+    ``"large cat"`` beside ``"large red cat"``) is left out.
     """
     things = [a for a in dict.fromkeys(atoms) if not a.startswith("at ")]
-    things = [a for a in things if not any(b != a and b.endswith(f" {a}") for b in things)]
+    words = {a: a.split() for a in things}
+    things = [a for a in things if not any(words[a][-1] == words[b][-1] and set(words[a]) < set(words[b]) for b in things)]
     places = [f"at the {a.removeprefix('at ')}" for a in dict.fromkeys(atoms) if a.startswith("at ")]
     named = [with_article(a) for a in things]
     text = "a photo"
