@@ -1,6 +1,6 @@
 """How fast scenes are drawn: images a second on one core, planning and drawing together.
 
-Run: python benchmarks/scenes.py [--count 3000] [--sizes 64,128,224]
+Run: python benchmarks/scenes.py [--count 3000] [--sizes 64,128,224] [--json FILE]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 from clipmend.data.scenes import make_scenes, negation_data, render
 
@@ -16,6 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--sizes", default="64,128,224")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     started = time.process_time()
     scenes = make_scenes(arguments.count, 7)
@@ -31,6 +33,8 @@ def main() -> None:
     data = negation_data(scenes, scenes, 7)
     results["captions_per_second"] = round(len(data.captions) / (time.process_time() - started))
     print(json.dumps(results, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
