@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from tests.evaluation.fakes import LookupEncoder, random_unit
-from tests.helpers import RandomDualEncoder
+from helpers import RandomDualEncoder
 from torch.nn.functional import normalize
 
 from clipmend.data.records import Caption

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers import RandomDualEncoder
+from helpers import RandomDualEncoder
 
 from clipmend.data.records import TRUE
 from clipmend.data.scenes.tables import write_scenes

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers import RandomDualEncoder
+from helpers import RandomDualEncoder
 from torch.nn import functional as F
 
 from clipmend.data.nouns import load_nouns

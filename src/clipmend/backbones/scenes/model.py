@@ -27,7 +27,7 @@ class ImageTowerConfig:
 
     image_size: int = 64
     width: int = 192
-    depth: int = 4
+    depth: int = 3
     heads: int = 6
     embed_dim: int = 384
 
