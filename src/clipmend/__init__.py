@@ -22,7 +22,18 @@ _PUBLIC = {
     "evaluate": "clipmend.evaluation",
 }
 
-__all__ = ["DualEncoder", "Diagnosis", "PeakPatch", "PeakPatchConfig", "TextStates", "__version__", "diagnose", "evaluate", "fit", "load"]
+__all__ = [
+    "Diagnosis",
+    "DualEncoder",
+    "PeakPatch",
+    "PeakPatchConfig",
+    "TextStates",
+    "__version__",
+    "diagnose",
+    "evaluate",
+    "fit",
+    "load",
+]
 
 if TYPE_CHECKING:
     from clipmend.backbones import DualEncoder, TextStates, load

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from tests.evaluation.fakes import LookupEncoder, random_unit
-from helpers import RandomDualEncoder
 from torch.nn.functional import normalize
 
 from clipmend.data.records import Caption
@@ -16,6 +15,7 @@ from clipmend.evaluation import (
     evaluate_choice,
     gold_captions,
 )
+from helpers import RandomDualEncoder
 
 TEXTS = (
     "a cat and a red cup, no dog",

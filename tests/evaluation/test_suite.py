@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import RandomDualEncoder
 
 from clipmend.data.records import TRUE
 from clipmend.data.scenes.tables import write_scenes
@@ -19,6 +18,7 @@ from clipmend.evaluation import (
     side_by_side,
 )
 from clipmend.evaluation.suite import embed_all
+from helpers import RandomDualEncoder
 
 
 @pytest.fixture(scope="module")

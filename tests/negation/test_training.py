@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from helpers import RandomDualEncoder
 from torch.nn import functional as F
 
 from clipmend.data.nouns import load_nouns
@@ -21,6 +20,7 @@ from clipmend.negation.sampling import Source, split_images
 from clipmend.negation.text_only import text_only_captions, text_only_data
 from clipmend.negation.training import fit
 from clipmend.negation.validation import auroc
+from helpers import RandomDualEncoder
 
 KINDS = ["cat", "dog", "cup", "tree", "car", "hat"]
 TINY = PeakPatchConfig(

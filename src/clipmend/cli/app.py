@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 
 
-
 def _version(show: bool) -> None:
     if show:
         from clipmend import __version__
