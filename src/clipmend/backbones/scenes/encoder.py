@@ -67,7 +67,7 @@ def load_scenes(device: str | torch.device | None = None, folder: str | Path | N
         weights = {name: value.float() for name, value in load_file(where / "model.safetensors").items()}
     except FileNotFoundError as error:
         raise OSError(
-            f"{error.filename or where}: no trained scenes backbone there; train one with python -m clipmend.backbones.scenes.train"
+            f"{error.filename or where}: no trained backbone there; make one with python -m clipmend.backbones.scenes.train"
         ) from error
     image_tower = ImageTower(ImageTowerConfig(**config["image_tower"]))
     projection = nn.Linear(weights["text_projection.weight"].shape[1], weights["text_projection.weight"].shape[0])
