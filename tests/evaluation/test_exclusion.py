@@ -20,7 +20,7 @@ from clipmend.evaluation import (
     read_presence,
 )
 from clipmend.evaluation.areas import macro, weighted_auroc
-from clipmend.evaluation.wording import photo_of, with_article
+from clipmend.data.phrases import photo_of, with_article
 
 # ---- AUROC ---------------------------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder, Fingerprint, OnLong, TextStates
+from clipmend.data.phrases import photo_of
 from clipmend.data.records import FORMS, Caption
 from clipmend.evaluation.choice import ChoiceItem, evaluate_choice
 from clipmend.evaluation.embed import ImageEmbeddings, distinct, image_vectors
 from clipmend.evaluation.exclusion import ExclusionQuery
 from clipmend.evaluation.retrieval import RetrievalData
-from clipmend.evaluation.wording import photo_of
 
 __all__ = ["Baseline", "NegationDirection", "PhraseProjection", "QueryArithmetic", "Tuned", "gold_captions"]
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.data.phrases import photo_of
 from clipmend.data.records import Caption
 from clipmend.evaluation.areas import auroc, kind_means, kind_members, macro, split_kinds, weighted_auroc
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, distinct, image_vectors, prepared_texts
@@ -20,7 +21,6 @@ from clipmend.evaluation.intervals import percentile, resample_weights
 from clipmend.evaluation.presence import Presence
 from clipmend.evaluation.results import Measure, Result, items_digest, model_names
 from clipmend.evaluation.tables import Rows, duplicates_note, problem, read_table, text_field
-from clipmend.evaluation.wording import photo_of
 
 __all__ = [
     "ExclusionQuery",

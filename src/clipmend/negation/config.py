@@ -65,10 +65,13 @@ class PeakPatchConfig:
         warmup_steps: steps of linear warm-up before the cosine decay.
         weight_decay: AdamW's, on weight matrices.
         grad_clip: largest norm of the gradient.
-        logit_scale: multiplier of the cosines in the contrastive loss, fixed.
+        logit_scale: multiplier of the cosines in the contrastive loss, fixed; ``None``: the encoder's own (100 for CLIP).
         scn_temperature: divisor of the corrected scores in the loss on questions.
         scn_weight: weight of the loss on questions.
         correction_penalty: weight, within it, of the mean squared correction of the SCN.
+        guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it.
+        guidance_strength: how far that arithmetic moves a hybrid caption from what it denies.
+        contrast_weight: weight of the contrastive term.
         preservation_weight: weight of the term that keeps captions without negation where they were.
         text_only_weight: weight of the text-only pairs (no image); 0 turns them off where there are images.
         text_only_batch: text-only pairs a step.
@@ -106,10 +109,13 @@ class PeakPatchConfig:
     warmup_steps: int = 50
     weight_decay: float = 0.01
     grad_clip: float = 1.0
-    logit_scale: float = 100.0
+    logit_scale: float | None = None
     scn_temperature: float = 0.07
     scn_weight: float = 1.0
     correction_penalty: float = 0.1
+    guidance_weight: float = 6.0
+    guidance_strength: float = 0.6
+    contrast_weight: float = 1.0
     preservation_weight: float = 4.0
     text_only_weight: float = 1.5
     text_only_batch: int = 96
@@ -150,7 +156,6 @@ class PeakPatchConfig:
             "ecn_learning_rate",
             "scn_learning_rate",
             "grad_clip",
-            "logit_scale",
             "scn_temperature",
             "text_only_scale",
         ):
@@ -162,6 +167,9 @@ class PeakPatchConfig:
             "weight_decay",
             "scn_weight",
             "correction_penalty",
+            "guidance_weight",
+            "guidance_strength",
+            "contrast_weight",
             "preservation_weight",
             "text_only_weight",
         ):
@@ -214,6 +222,7 @@ class PeakPatchConfig:
                 raise ValueError(f"{name} is {getattr(self, name)} in the config but {own} in {encoder.name}")
         filled = replace(
             self,
+            logit_scale=self.logit_scale or encoder.logit_scale,
             peak=peak,
             anchor=self.anchor or anchor,
             scn_layers=self.scn_layers or scn_layers,

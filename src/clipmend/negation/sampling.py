@@ -54,6 +54,7 @@ class Source:
         chosen: images that may be sampled (default: all).
         groups: ``[N]`` integers; a batch draws its images from one group only. Text-only sets come in small worlds that share
             their nouns, so that a batch holds sets with and without each.
+        targets: ``[M, D]`` guidance of the captions (see :func:`~clipmend.negation.guidance.guidance_targets`); zero rows for none.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class Source:
         texts: TextFeatures,
         chosen: np.ndarray | None = None,
         groups: np.ndarray | None = None,
+        targets: Tensor | None = None,
     ) -> None:
         if len(images) != len(data.images):
             raise ValueError(f"{data.name}: {len(images)} image embeddings for {len(data.images)} images")
         if not torch.isfinite(images).all():
             bad = int((~torch.isfinite(images).all(1)).nonzero()[0])
             raise ValueError(f"{data.name}: the embedding of image {bad} ({data.images[bad]}) holds NaN or infinity")
-        self.data, self.images, self.texts = data, images, texts
+        self.data, self.images, self.texts, self.targets = data, images, texts, targets
         self.chosen = np.arange(len(images)) if chosen is None else np.asarray(chosen)
         self.groups = None
         if groups is not None:

@@ -22,6 +22,7 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import NegationData
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.features import extract_image_features, extract_text_features
+from clipmend.negation.guidance import guidance_targets
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
 from clipmend.negation.objective import pair_loss, preservation_loss, question_loss, released_loss, truthful_loss
 from clipmend.negation.patch import PeakPatch
@@ -171,7 +172,11 @@ class _Run:
             names = np.unique(groups)
             kept, out = split_images(len(names), min(config.validation_fraction, 4 / max(len(names), 1)), config.seed)
             train, held = np.flatnonzero(np.isin(groups, names[kept])), np.flatnonzero(np.isin(groups, names[out]))
-        return Source(data, images, texts, train, groups), Validation(Source(data, images, texts, held, groups), seed=config.seed)
+        targets = None
+        if config.guidance_weight > 0 and config.objective == "truthful":
+            targets = guidance_targets(self.encoder, data.captions, config.guidance_strength, self.progress)
+        training = Source(data, images, texts, train, groups, targets)
+        return training, Validation(Source(data, images, texts, held, groups), seed=config.seed)
 
     def _training_digest(self) -> str:
         digest = hashlib.sha256()
@@ -196,10 +201,15 @@ class _Run:
         """Truthful loss and preservation loss of a sampled batch."""
         batch = source.batch(rng, size)
         corrected, features = self.correct(source, batch.captions)
-        loss = truthful_loss(
-            batch.images.to(self.device), corrected, batch.truth.to(self.device), batch.own.to(self.device), self.config.logit_scale
+        config = self.config
+        assert config.logit_scale is not None
+        loss = config.contrast_weight * truthful_loss(
+            batch.images.to(self.device), corrected, batch.truth.to(self.device), batch.own.to(self.device), config.logit_scale
         )
         plain = torch.from_numpy(batch.plain).to(self.device)
+        if source.targets is not None:
+            targets = source.targets[batch.captions].to(self.device)[~plain]
+            loss = loss + config.guidance_weight * preservation_loss(corrected[~plain], targets)
         return loss, preservation_loss(corrected[plain], features["embedding"][plain])
 
     def _questions(self, source: Source, rng: np.random.Generator, size: int) -> Tensor:
@@ -231,6 +241,7 @@ class _Run:
             triples = source.triples(rng, config.batch_size)
             corrected, _ = self.correct(source, np.concatenate([triples.originals, triples.negated]))
             originals, negated = corrected.split(len(triples.originals))
+            assert config.logit_scale is not None
             terms["ecn"] = released_loss(triples.images.to(self.device), originals, negated, config.logit_scale)
         else:
             if main is not None:

@@ -1,10 +1,10 @@
-"""Plain English for atoms: what the baselines and the presence queries ask for."""
+"""Plain English for atoms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["photo_of", "with_article"]
+__all__ = ["photo_of", "with_article", "without_implied"]
 
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "no", "several", "many")
@@ -23,15 +23,19 @@ def with_article(noun: str) -> str:
     return f"{'an' if sounds_vowel else 'a'} {noun.strip()}"
 
 
+def without_implied(atoms: Sequence[str]) -> list[str]:
+    """Atoms without those that a longer one of the same noun already says: ``"cat"`` beside ``"large cat"``; no repeats."""
+    words = {a: a.split() for a in atoms}
+    return [a for a in words if not any(words[a][-1:] == words[b][-1:] and set(words[a]) < set(words[b]) for b in words)]
+
+
 def photo_of(atoms: Sequence[str]) -> str:
     """``a photo of a cat and a red cup at the beach``; ``a photo`` for no atoms.
 
     A background atom (``"at beach"``) goes to the end. An atom that a longer one of the same noun already says (``"cat"`` or
     ``"large cat"`` beside ``"large red cat"``) is left out.
     """
-    things = [a for a in dict.fromkeys(atoms) if not a.startswith("at ")]
-    words = {a: a.split() for a in things}
-    things = [a for a in things if not any(words[a][-1] == words[b][-1] and set(words[a]) < set(words[b]) for b in things)]
+    things = [a for a in without_implied(atoms) if not a.startswith("at ")]
     places = [f"at the {a.removeprefix('at ')}" for a in dict.fromkeys(atoms) if a.startswith("at ")]
     named = [with_article(a) for a in things]
     text = "a photo"

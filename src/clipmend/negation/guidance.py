@@ -1,0 +1,58 @@
+"""Guidance: where a negated caption's embedding should roughly go, from its logical form and the backbone's own vectors.
+
+With the true parse of a caption at hand, plain arithmetic already does much: "a cup but no cat" is near the cup and away from the
+cat. The correction network has no parse; it is shown where the arithmetic would put each training caption, and so learns to parse. The
+contrastive objective then goes beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clipmend.backbones.base import DualEncoder
+from clipmend.data.phrases import photo_of, without_implied
+from clipmend.data.records import Caption
+
+__all__ = ["guidance_targets"]
+
+
+def guidance_targets(
+    encoder: DualEncoder, captions: Sequence[Caption], hybrid_strength: float = 0.6, progress: bool = False
+) -> Tensor:
+    """Target embeddings of captions that deny something.
+
+    With ``a`` the embedding of "a photo of X" for an atom, and ``m`` the mean of all of them:
+
+    - a caption that only denies: ``normalize(m - sum(a - m))``, the denied things reflected at the mean;
+    - one that asserts too: ``normalize(p - hybrid_strength * sum(a - m))``, ``p`` the normalised sum of what it asserts.
+
+    Args:
+        encoder: the backbone.
+        captions: ``M`` captions with their logical form.
+        hybrid_strength: how far a hybrid caption moves from what it denies.
+        progress: show a progress bar while atoms are embedded.
+
+    Returns:
+        float32 ``[M, D]``, unit rows; zero rows for captions that deny nothing.
+    """
+    denying = [(row, caption) for row, caption in enumerate(captions) if caption.denies]
+    asserted = {row: without_implied(caption.asserts) for row, caption in denying}
+    atoms = sorted({a for row, caption in denying for a in (*caption.denies, *asserted[row])})
+    targets = torch.zeros(len(captions), encoder.embed_dim)
+    if not atoms:
+        return targets
+    vectors = encoder.encode_texts([photo_of([atom]) for atom in atoms], progress=progress)  # [A, D]
+    place = {atom: k for k, atom in enumerate(atoms)}
+    mean = vectors.mean(0)
+    for row, caption in denying:
+        away = (vectors[[place[a] for a in caption.denies]] - mean).sum(0)
+        if asserted[row]:
+            towards = F.normalize(vectors[[place[a] for a in asserted[row]]].sum(0), dim=0)
+            targets[row] = towards - hybrid_strength * away
+        else:
+            targets[row] = mean - away
+    return F.normalize(targets, dim=-1)
