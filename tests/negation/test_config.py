@@ -69,7 +69,6 @@ def test_every_field_is_documented() -> None:
         ({"scn_layers": ()}, "ascending"),
         ({"peak": 9, "scn_layers": (4, 8)}, "before the peak"),
         ({"objective": "best"}, "truthful, released"),
-        ({"epochs": None}, "epochs or steps"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"text_width": 30}, "heads must divide"),
         ({"batch_size": 0}, "batch_size must be at least 1"),

@@ -54,11 +54,10 @@ class PeakPatchConfig:
         gate: leave captions without any negation cue exactly as they are (English cues only).
         objective: ``"truthful"`` (a pair counts as wrong only where it is known to be false) or ``"released"`` (the published
             objective: the negated caption always counts as wrong).
-        epochs: passes over the training images; used where ``steps`` is ``None``.
-        steps: optimiser steps; takes the place of ``epochs`` when given.
+        steps: optimiser steps.
+        epochs: passes over the training images; takes the place of ``steps`` when given.
         pretrain_steps: steps that regress the correction onto ``normalize(original) - normalize(negated)`` first.
         batch_size: images a step.
-        captions_per_image: captions drawn for each image of a step.
         question_batch: multiple-choice questions a step.
         ecn_learning_rate: peak learning rate of the ECN.
         scn_learning_rate: peak learning rate of the SCN.
@@ -98,14 +97,13 @@ class PeakPatchConfig:
     bound: float = 0.2
     gate: bool = False
     objective: str = "truthful"
-    epochs: int | None = 10
-    steps: int | None = None
+    steps: int = 900
+    epochs: int | None = None
     pretrain_steps: int = 0
     batch_size: int = 192
-    captions_per_image: int = 3
-    question_batch: int = 192
-    ecn_learning_rate: float = 5e-4
-    scn_learning_rate: float = 5e-4
+    question_batch: int = 48
+    ecn_learning_rate: float = 1.5e-3
+    scn_learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
     grad_clip: float = 1.0
@@ -116,10 +114,10 @@ class PeakPatchConfig:
     guidance_weight: float = 6.0
     guidance_strength: float = 0.6
     contrast_weight: float = 1.0
-    preservation_weight: float = 4.0
-    text_only_weight: float = 1.5
+    preservation_weight: float = 8.0
+    text_only_weight: float = 1.0
     text_only_batch: int = 96
-    text_only_sets: int = 4800
+    text_only_sets: int = 2400
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
     eval_every: int | None = None
@@ -131,8 +129,6 @@ class PeakPatchConfig:
         self._check_layers()
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
-        if self.epochs is None and self.steps is None:
-            raise ValueError("give epochs or steps: one of them says how long to train")
         if self.text_width is not None and not self.eos_only and self.text_width % self.heads:
             raise ValueError(f"heads must divide text_width: {self.text_width} % {self.heads} = {self.text_width % self.heads}")
         for name in ("text_width", "embed_dim", "epochs", "steps", "eval_every"):
@@ -144,7 +140,6 @@ class PeakPatchConfig:
             "heads",
             "context",
             "batch_size",
-            "captions_per_image",
             "question_batch",
             "text_only_batch",
             "text_only_sets",

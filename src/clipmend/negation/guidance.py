@@ -1,8 +1,8 @@
 """Guidance: where a negated caption's embedding should roughly go, from its logical form and the backbone's own vectors.
 
 With the true parse of a caption at hand, plain arithmetic already does much: "a cup but no cat" is near the cup and away from the
-cat. The correction network has no parse; it is shown where the arithmetic would put each training caption, and so learns to parse. The
-contrastive objective then goes beyond it.
+cat. The correction network has no parse; it is shown where the arithmetic would put each training caption, and so learns to parse.
+The contrastive objective then goes beyond it.
 """
 
 from __future__ import annotations

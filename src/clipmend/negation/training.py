@@ -121,8 +121,9 @@ class _Run:
         elif image_embeddings is not None:
             image_mean = F.normalize(image_embeddings.float(), dim=-1).mean(0)
         if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
+            # The sets are data: seed 0 whatever the seed of the training.
             noun_data, stand_ins, groups = text_only_data(
-                encoder, nouns, count=config.text_only_sets, seed=config.seed, image_mean=image_mean,
+                encoder, nouns, count=config.text_only_sets, seed=0, image_mean=image_mean,
                 exclude=data.reserved if data is not None else (), progress=progress,
             )  # fmt: skip
             sources["text"], validations["text"] = self._source(noun_data, stand_ins, groups)
@@ -142,7 +143,7 @@ class _Run:
                 self.device
             )
         images_total = max(len(s.chosen) for s in sources.values())
-        self.steps = config.steps or math.ceil((config.epochs or 1) * images_total / config.batch_size)
+        self.steps = math.ceil(config.epochs * images_total / config.batch_size) if config.epochs else config.steps
         self.eval_every = config.eval_every or max(1, self.steps // 10)
 
     # ---- data -------------------------------------------------------------------------------------------------------------
