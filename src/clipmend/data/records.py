@@ -78,6 +78,8 @@ class NegationData:
         name: what to call the data in tables.
         reserved: atoms kept for testing: no caption of a training set denies one, and text-only training beside it leaves out
             nouns that name one.
+        groups: a number for each image; where given, a training batch draws its images from one group (images of a group share
+            what they may show, so that a batch has images with and without each thing).
     """
 
     images: Sequence[Any]
@@ -87,10 +89,13 @@ class NegationData:
     vocabulary: frozenset[str] | None = None
     name: str = "data"
     reserved: frozenset[str] = frozenset()
+    groups: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.facts):
             raise ValueError(f"{self.name}: {len(self.images)} images but {len(self.facts)} sets of facts")
+        if self.groups is not None and len(self.groups) != len(self.images):
+            raise ValueError(f"{self.name}: {len(self.images)} images but {len(self.groups)} groups")
         for row, caption in enumerate(self.captions):
             if not -1 <= caption.image < len(self.images):
                 raise ValueError(f"{self.name}: caption {row} ({caption.text!r}) names image {caption.image} of {len(self.images)}")

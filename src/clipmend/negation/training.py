@@ -117,7 +117,9 @@ class _Run:
             images = image_embeddings if image_embeddings is not None else self._image_features(data)
             images = F.normalize(images.float(), dim=-1)
             image_mean = images.mean(0)
-            sources["images"], validations["images"] = self._source(data, images, None)
+            sources["images"], validations["images"] = self._source(
+                data, images, None if data.groups is None else np.asarray(data.groups)
+            )
         elif image_embeddings is not None:
             image_mean = F.normalize(image_embeddings.float(), dim=-1).mean(0)
         if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
