@@ -110,3 +110,13 @@ def test_report_of_one_class_has_no_rate_for_the_other() -> None:
 def test_report_needs_a_label_a_text() -> None:
     with pytest.raises(ValueError, match="2 texts but 1 labels"):
         gate_report(["a", "b"], [True])
+
+
+def test_every_wording_of_the_drawn_world_is_a_cue():
+    from clipmend.data.scenes.wordings import ALL_WORDINGS
+
+    words = {"x": "cat", "xs": "cats", "a": "a cat", "y": "dog", "ys": "dogs", "b": "a dog", "pos": "a cup", "place": "a photo"}
+    texts = [t.format(**words) for w in ALL_WORDINGS.values() for t in (*w.sentences, *w.hybrids, *w.queries)]
+    assert gate_report(texts, [True] * len(texts)).misses == ()
+    assert not has_negation("a clear view of the beach")
+    assert not has_negation("an empty street under a clear sky")

@@ -65,6 +65,8 @@ _CUE = re.compile(
     | \b(?:anything|all|everything|everyone)\sbut\b
     | \bfail(?:s|ed|ing)?\sto\b
     | \bomit(?:s|ted|ting)?\b
+    | \b(?:leave|leaves|leaving|left)\sout\b
+    | \b(?:clear|bare)\sof\b
     | \bnon-\w+                           # non-red
     """,
     re.VERBOSE,
