@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import clipmend
 from clipmend.backbones.base import LongTextsWarning
+from clipmend.backbones.strips import crop_of_processor, crop_of_transform
 
 open_clip = pytest.importorskip("open_clip", reason="needs open_clip and torchvision")
 
@@ -298,3 +299,102 @@ def test_named_architectures(architecture: str) -> None:
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         clipmend.load(f"open_clip:{name}")
+
+
+def raw_transform(size: Any, **settings: Any) -> Any:
+    """The evaluation transform as levels of 0..255 instead of normalised."""
+    chosen = open_clip.image_transform(size, is_train=False, mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255), **settings)
+    assert any(type(step).__name__ == "Normalize" for step in chosen.transforms)
+    return chosen
+
+
+def strip(width: int, height: int) -> Image.Image:
+    noise = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(width), dtype=torch.uint8)
+    return Image.fromarray(noise.numpy())
+
+
+@pytest.mark.parametrize("size", [(1000, 7), (7, 1001), (997, 41), (41, 997), (501, 1), (1301, 133), (133, 1301)])
+@pytest.mark.parametrize("settings", [{}, {"interpolation": "bilinear"}, {"size": (24, 40)}])
+def test_strips_are_cut_to_what_the_transform_keeps(size: tuple[int, int], settings: dict[str, Any]) -> None:
+    settings = dict(settings)
+    preprocess = raw_transform(settings.pop("size", 32), **settings)
+    crop = crop_of_transform(preprocess)
+    assert crop is not None
+    image = strip(*size)
+    cut = crop(image)
+    assert (cut is image) == (size == (1301, 133) and crop.crop == (24, 40))  # little more than what is kept
+    assert max(cut.size) <= 8 * 40 or cut is image
+    difference = (preprocess(cut) - preprocess(image)).abs()
+    assert difference.max() < 1.01
+    assert (difference > 0.5).float().mean() < 0.02
+    moderate = strip(96, 32)
+    assert crop(moderate) is moderate
+
+
+def test_a_strip_costs_what_any_image_does() -> None:
+    import time
+
+    encoder = clipmend.load(build("clip"), preprocess=open_clip.image_transform(32, is_train=False))
+    start = time.perf_counter()
+    assert torch.isfinite(encoder.encode_images([strip(60_000, 1), strip(1, 60_000)])).all()
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("size", [(3000, 1), (1, 3000), (70, 50)])
+def test_a_strip_does_not_vanish_when_fitted(size: tuple[int, int]) -> None:
+    preprocess = raw_transform(32, resize_mode="longest")
+    encoder = clipmend.load(build("clip"), preprocess=preprocess)
+    image = strip(*size)
+    vector = encoder.encode_images([image], normalize=False)
+    assert torch.isfinite(vector).all()
+    if min(size) > 1:
+        with torch.no_grad():
+            assert_close(vector, encoder.model.encode_image(preprocess(image)[None]), **NEAR)  # type: ignore[attr-defined]
+
+
+def test_transforms_of_another_kind_are_left_alone() -> None:
+    from torchvision import transforms
+
+    assert crop_of_transform(raw_transform(32, resize_mode="squash")) is None
+    assert crop_of_transform(transforms.Compose([transforms.Resize((32, 32)), transforms.CenterCrop(32)])) is None
+    assert crop_of_transform(transforms.Compose([transforms.Resize(32, max_size=64), transforms.CenterCrop(32)])) is None
+    assert crop_of_transform(transforms.Compose([transforms.ToTensor(), transforms.Resize(32), transforms.CenterCrop(32)])) is None
+    assert crop_of_transform(transforms.Compose([transforms.Resize([32]), transforms.CenterCrop(32)])) is not None
+
+
+def test_strips_and_transformers_processor_on_torchvision() -> None:
+    """With torchvision there, transformers resizes with it instead of Pillow."""
+    from transformers import CLIPImageProcessor
+
+    how = CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_rescale=False, do_normalize=False
+    )
+    assert how.backend == "torchvision"
+    crop = crop_of_processor(how)
+    assert crop is not None
+    for size in ((1000, 7), (7, 1001), (997, 41), (41, 997)):
+        image = strip(*size)
+        found, expected = (how(images=[some], return_tensors="pt")["pixel_values"].float() for some in (crop(image), image))
+        assert (found - expected).abs().max() <= 1, size
+
+
+@pytest.mark.parametrize("name", ["hf-hub:nobody/no-such-model", "ViT-B-32/laion2b_s34b_b79k", "roberta-ViT-B-32"])
+def test_the_hub_is_not_waited_for(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import time
+
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    start = time.perf_counter()
+    with pytest.raises(OSError, match=r"is not in the local cache, and http://127\.0\.0\.1:9 cannot be reached"):
+        clipmend.load(f"open_clip:{name}", device="cpu")
+    assert time.perf_counter() - start < 8
+
+
+def test_arguments_are_not_dropped_in_silence() -> None:
+    with pytest.raises(ValueError, match="no use for processor="):
+        clipmend.load(build("clip"), preprocess=transform(), processor=object())
+    with pytest.raises(ValueError, match="no use for preprocess="):
+        clipmend.load("open_clip:ViT-S-32", device="cpu", preprocess=transform())

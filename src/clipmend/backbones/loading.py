@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from torch import nn
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.checkpoint import read_model
+from clipmend.backbones.hub import hub_problem, in_cache
+from clipmend.backbones.quiet import quiet_loading
 
 __all__ = ["load"]
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _FORMS = (
     "'scenes', 'photos', 'photos:HUB_ID' and 'minilm' are bundled; 'open_clip:ARCH/TAG' loads an open_clip model; anything else is "
@@ -64,7 +68,8 @@ def load(
     if isinstance(name, DualEncoder):
         return name
     if isinstance(name, nn.Module):
-        return _wrap(name, device, dtype, tokenizer, processor, preprocess)
+        with quiet_loading():
+            return _wrap(name, device, dtype, tokenizer, processor, preprocess)
     if not isinstance(name, (str, Path)):
         raise TypeError(f"cannot load a {type(name).__name__}; {_FORMS}")
     text = str(name)
@@ -72,17 +77,29 @@ def load(
         raise ValueError(f"the model's name is empty; {_FORMS}")
     where = _device(device)
     precision = _dtype(dtype)
-    if text == "scenes" or text == "photos" or text.startswith("photos:"):
-        if precision != torch.float32:
-            raise ValueError(f"{text!r} runs in float32 only")
-        return _bundled(text, where)
-    if text in _MINILM_NAMES and not Path(text).exists():
-        return _minilm(where, precision)
-    if text.startswith("open_clip:"):
-        from clipmend.backbones.open_clip import load_open_clip
+    with quiet_loading():
+        if text == "scenes" or text == "photos" or text.startswith("photos:"):
+            if precision != torch.float32:
+                raise ValueError(f"{text!r} runs in float32 only")
+            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess)
+            return _bundled(text, where)
+        if text in _MINILM_NAMES and not os.path.exists(text):
+            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess)
+            return _minilm(where, precision)
+        if text.startswith("open_clip:"):
+            from clipmend.backbones.open_clip import load_open_clip
 
-        return load_open_clip(text.removeprefix("open_clip:"), where, precision)
-    return _pretrained(text, where, precision, tokenizer, processor)
+            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess)
+            return load_open_clip(text.removeprefix("open_clip:"), where, precision)
+        _refuse(text, preprocess=preprocess)
+        return _pretrained(text, where, precision, tokenizer, processor)
+
+
+def _refuse(name: str, **unused: Any) -> None:
+    """Arguments that would be dropped in silence."""
+    for argument, value in unused.items():
+        if value is not None:
+            raise ValueError(f"{name} has no use for {argument}=; leave it out")
 
 
 def _bundled(name: str, device: torch.device) -> DualEncoder:
@@ -92,7 +109,13 @@ def _bundled(name: str, device: torch.device) -> DualEncoder:
         return load_scenes(device)
     from clipmend.backbones.photos import load_photos
 
-    return load_photos(classifier=name.partition(":")[2] or None, device=device)
+    classifier = name.partition(":")[2]
+    if name != "photos" and not classifier.strip():
+        raise ValueError(f"{name!r} names no classifier; write 'photos' for the bundled one or 'photos:HUB_ID'")
+    problem = hub_problem(classifier) if classifier else ""
+    if problem and not in_cache(classifier, "config.json"):
+        raise OSError(f"cannot load {name!r}: {classifier} is not in the local cache, and {problem} ({_FORMS})")
+    return load_photos(classifier=classifier or None, device=device)
 
 
 def _minilm(device: torch.device, dtype: torch.dtype) -> DualEncoder:
@@ -108,31 +131,40 @@ def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: 
     from clipmend.backbones import transformers_clip as clip
 
     folder = Path(name)
-    if folder.is_dir():
+    if os.path.isdir(name):
         if not (folder / "config.json").is_file():
             raise OSError(f"{name} is a folder without config.json; it holds no transformers model")
-    elif folder.exists():
+    elif os.path.exists(name):
         raise OSError(f"{name} is a file; give the folder that holds the model's config.json")
     elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise OSError(f"there is no folder {name}; {_FORMS}")
+    problem = hub_problem(name)
+    local = bool(problem)  # without the hub, what the local cache holds will do; asking for each file would take half a minute each
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, local_files_only=local)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise type(error)(f"cannot load {name!r}: {reason} ({_FORMS})") from error
+        reason = "; ".join(" ".join(part.split()).rstrip(".") for part in (str(error), problem) if part)
+        # Not the error's own class, since some of those take other arguments than a message.
+        kind_of_error = OSError if isinstance(error, OSError) else ValueError
+        raise kind_of_error(f"cannot load {name!r}: {reason} ({_FORMS})") from error
     kind = config.model_type
     if kind == "siglip2":
         raise ValueError(f"{name} cannot be used: {clip.NAFLEX_REASON}")
     if kind in clip.DUAL_TYPES:
-        return clip.load_dual_encoder(name, device, dtype, tokenizer=tokenizer, processor=processor)
+        return clip.load_dual_encoder(name, device, dtype, tokenizer=tokenizer, processor=processor, local_files_only=local)
+    given_tokenizer, _ = clip.split_processor(processor)
+    tokenizer = tokenizer if tokenizer is not None else given_tokenizer
+    if given_tokenizer is None:
+        _refuse(f"{name}, a text encoder,", processor=processor)
     if kind in ("clip_text_model", "siglip_text_model"):
         import transformers
 
         # The config names the class, since AutoModel would drop the projection.
         architecture = (config.architectures or [""])[0]
         projected = architecture == "CLIPTextModelWithProjection"
-        model = read_model(transformers.CLIPTextModelWithProjection if projected else AutoModel, name)
-        tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(name)
+        model = read_model(transformers.CLIPTextModelWithProjection if projected else AutoModel, name, local_files_only=local)
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         return clip.text_only_clip(model, tokenizer, name).move(device, dtype)
     if getattr(config, "vision_config", None) is not None:
         raise ValueError(
@@ -140,7 +172,7 @@ def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: 
         )
     from clipmend.backbones.sentence import load_text_encoder
 
-    return load_text_encoder(name, device, dtype, tokenizer=tokenizer)
+    return load_text_encoder(name, device, dtype, tokenizer=tokenizer, local_files_only=local)
 
 
 def _wrap(model: nn.Module, device: Any, dtype: Any, tokenizer: Any, processor: Any, preprocess: Any) -> DualEncoder:
@@ -152,16 +184,19 @@ def _wrap(model: nn.Module, device: Any, dtype: Any, tokenizer: Any, processor: 
     if home == "open_clip":
         from clipmend.backbones.open_clip import wrap_open_clip
 
+        _refuse("a live model of open_clip", processor=processor)
         return wrap_open_clip(model, tokenizer=tokenizer, preprocess=preprocess)
     if home == "sentence_transformers":
         from clipmend.backbones.sentence import wrap_sentence_transformer
 
+        _refuse("a live model of sentence-transformers", tokenizer=tokenizer, processor=processor, preprocess=preprocess)
         return wrap_sentence_transformer(model)
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise ValueError(
             f"{type(model).__name__} is a model of neither transformers, open_clip nor sentence-transformers; subclass "
             "clipmend.backbones.text.TextAndImageEncoder around it"
         )
+    _refuse("a live model of transformers", preprocess=preprocess)
     return _wrap_transformers(model, tokenizer, processor)
 
 
@@ -176,38 +211,55 @@ def _wrap_transformers(model: Any, tokenizer: Any, processor: Any) -> DualEncode
     name = source or type(model).__name__
     given_tokenizer, image_processor = clip.split_processor(processor)
     tokenizer = tokenizer if tokenizer is not None else given_tokenizer
-    if tokenizer is None:
-        tokenizer = _companion(AutoTokenizer, source, "tokenizer", "tokenizer=")
     kind = model.config.model_type
-    if kind in (*clip.DUAL_TYPES, "siglip2") and hasattr(model, "get_image_features"):
-        if image_processor is None and kind != "siglip2":
-            image_processor = _companion(AutoImageProcessor, source, "image processor", "processor=")
+    dual = kind in (*clip.DUAL_TYPES, "siglip2") and hasattr(model, "get_image_features")
+    if kind == "siglip2" and dual:
+        raise ValueError(f"{name} cannot be used: {clip.NAFLEX_REASON}")
+    missing = tokenizer is None or (dual and image_processor is None)
+    local = bool(missing and source and hub_problem(source))
+    if tokenizer is None:
+        tokenizer = _companion(AutoTokenizer, source, "tokenizer", "tokenizer=", local)
+    if dual:
+        if image_processor is None:
+            image_processor = _companion(AutoImageProcessor, source, "image processor", "processor=", local)
         return clip.TransformersEncoder(model, tokenizer, image_processor, name=name)
     if kind in ("clip_text_model", "siglip_text_model"):
         return clip.text_only_clip(model, tokenizer, name)
     return TextOnlyEncoder(TextTower.from_transformers(model, tokenizer), name=name)
 
 
-def _companion(auto: Any, source: str, what: str, argument: str) -> Any:
+def _companion(auto: Any, source: str, what: str, argument: str, local_files_only: bool) -> Any:
     """The tokenizer or image processor that lies where the live model was loaded from."""
     if not source:
         raise ValueError(f"the live model does not say where it came from, so its {what} is not known; pass {argument}")
     try:
-        return auto.from_pretrained(source)
+        return auto.from_pretrained(source, local_files_only=local_files_only)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"no {what} found for the live model at {source!r}; pass {argument}") from error
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+        if where.type == "meta":
+            raise ValueError("it holds no numbers")
+        torch.empty(1, device=where)
+    except Exception as error:  # an unknown name, a build without it, no such card: each backend raises what it likes
+        reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        here = f"'cpu' and {gpus} of 'cuda'" if gpus else "'cpu'"
+        raise ValueError(f"device {str(device)!r} cannot be used: {reason.rstrip('.')}; here is {here}") from error
+    return where
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     if dtype is None:
         return torch.float32
     chosen = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
-        raise ValueError(f"dtype {dtype!r} is not a floating-point type such as 'float32', 'float16' or 'bfloat16'")
+    if chosen not in _DTYPES:  # torch has more floating-point types, but only as storage
+        raise ValueError(
+            f"dtype {dtype!r} is not a floating-point type that an encoder runs in: 'float32', 'float16', 'bfloat16' or 'float64'"
+        )
     return chosen

