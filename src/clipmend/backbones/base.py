@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -136,7 +137,7 @@ class DualEncoder(ABC):
         """Embed images.
 
         Args:
-            images: paths (``str`` or ``Path``) or PIL images.
+            images: paths (``str`` or ``Path``), binary files or PIL images.
             batch_size: images a forward pass.
             normalize: L2-normalise the rows.
             progress: show a progress bar on a terminal.
@@ -212,21 +213,41 @@ class DualEncoder(ABC):
         """Score images against texts; cosine here, a mended encoder adds its correction.
 
         Args:
-            images: ``[N, D]`` normalised image embeddings, or images to embed.
+            images: ``[N, D]`` normalised image embeddings (a tensor or an array, of any floating-point type), or images to embed.
             texts: texts, or :meth:`prepare_texts` of them.
             pairs: int64 ``[P, 2]`` of (image, text) indices: score only these.
 
         Returns:
-            float32 ``[N, M]``, or ``[P]`` with ``pairs``.
+            float32 ``[N, M]``, or ``[P]`` with ``pairs``, where the image embeddings are.
+
+        Raises:
+            ValueError: embeddings or pairs of another shape.
         """
-        image_embeddings = images if isinstance(images, Tensor) else self.encode_images(images)
+        numbers = _as_tensor(images)
+        image_embeddings = self.encode_images(images) if numbers is None else numbers.to(torch.float32)  # type: ignore[arg-type]
+        if image_embeddings.ndim != 2 or image_embeddings.shape[1] != self.embed_dim:
+            raise ValueError(f"image embeddings must be [N, {self.embed_dim}], not {list(image_embeddings.shape)}")
         prepared = texts if isinstance(texts, PreparedTexts) else self.prepare_texts(texts)
+        if pairs is not None:
+            pairs = torch.as_tensor(pairs, dtype=torch.long)
+            if pairs.ndim != 2 or pairs.shape[1] != 2:
+                raise ValueError(f"pairs must be [P, 2], of image and text indices, not {list(pairs.shape)}")
         return self._score(image_embeddings, prepared, pairs)
 
     def _score(self, images: Tensor, texts: PreparedTexts, pairs: Tensor | None) -> Tensor:
+        embedding = texts.embedding.to(images)
         if pairs is None:
-            return images @ texts.embedding.T
-        return (images[pairs[:, 0]] * texts.embedding[pairs[:, 1]]).sum(-1)
+            return images @ embedding.T
+        return (images[pairs[:, 0]] * embedding[pairs[:, 1]]).sum(-1)
+
+
+def _as_tensor(images: Any) -> Tensor | None:
+    """Embeddings given as a tensor or as an array of numbers; ``None`` for anything else."""
+    if isinstance(images, Tensor):
+        return images
+    if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
+        return None
+    return torch.from_numpy(images if images.flags.writeable else images.copy())  # torch warns of read-only memory
 
 
 def normalize(x: Tensor) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
+import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["TextAndImageEncoder", "TextOnlyEncoder", "TextTower"]
+
+_FROM_ARRAY = "make an image of an array of pixels with PIL.Image.fromarray(array)"
 
 
 class TextAndImageEncoder(DualEncoder):
@@ -76,14 +80,13 @@ class TextAndImageEncoder(DualEncoder):
     def encode_images(
         self, images: Sequence[Any], *, batch_size: int = 32, normalize: bool = True, progress: bool = False
     ) -> Tensor:
-        """Embed images: paths or PIL images to float32 ``[N, D]`` on the CPU.
+        """Embed images: paths, binary files or PIL images to float32 ``[N, D]`` on the CPU.
 
         Raises:
+            TypeError: not a list of those; names the first that is none.
             ImageError: (a ``ValueError``) an image that cannot be read, named.
         """
-        if isinstance(images, (str, bytes)):
-            raise TypeError("expected a list of images, not one path: write [path]")
-        items = list(images)
+        items = _check_images(images)
         _check_batch_size(batch_size)
         result = torch.zeros(len(items), self.embed_dim)
         starts = range(0, len(items), batch_size)
@@ -106,8 +109,8 @@ class TextAndImageEncoder(DualEncoder):
         progress: bool = False,
     ) -> TextStates:
         """States after the given blocks, in one pass that stops at the last layer needed (see :class:`DualEncoder`)."""
-        layers = tuple(int(layer) for layer in layers)
-        token_layers = layers if token_layers is None else tuple(int(layer) for layer in token_layers)
+        layers = tuple(operator.index(layer) for layer in layers)
+        token_layers = layers if token_layers is None else tuple(operator.index(layer) for layer in token_layers)
         for layer in (*layers, *token_layers):
             if not 1 <= layer <= self.num_text_layers:
                 raise ValueError(f"layer {layer} is outside 1..{self.num_text_layers} of {self.name}")
@@ -218,6 +221,26 @@ class TextOnlyEncoder(TextAndImageEncoder):
 def _check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+
+
+def _check_images(images: Any) -> list[Any]:
+    """``images`` as a list; what is no image is named now, not after an hour's work."""
+    from PIL.Image import Image
+
+    if isinstance(images, (str, bytes, os.PathLike)):
+        raise TypeError("expected a list of images, not one path: write [path]")
+    if isinstance(images, Image) or hasattr(images, "read"):
+        raise TypeError("expected a list of images, not one image: write [image]")
+    if isinstance(images, Tensor) or getattr(getattr(images, "dtype", None), "kind", "O") not in "OU":
+        raise TypeError(f"expected a list of paths or PIL images, not a {type(images).__name__} of numbers; {_FROM_ARRAY}")
+    if not isinstance(images, Iterable):
+        raise TypeError(f"expected a list of images, not a {type(images).__name__}")
+    items = list(images)
+    for row, item in enumerate(items):
+        if not (isinstance(item, (str, os.PathLike, Image)) or hasattr(item, "read")):
+            way_out = "wrap an encoded image's bytes in io.BytesIO" if isinstance(item, (bytes, bytearray)) else _FROM_ARRAY
+            raise TypeError(f"image {row} is a {type(item).__name__}, not a path, a PIL image or a binary file; {way_out}")
+    return items
 
 
 def _read_ahead(reader: ThreadPoolExecutor, items: list[Any], batch_size: int) -> Iterator[list[Image]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,21 @@ def check_texts(texts: Sequence[str]) -> list[str]:
 
     Raises:
         TypeError: a single string (its letters are not texts), or an item that is no string (named by row).
+        ValueError: an item that cannot be written as UTF-8 (named by row).
     """
-    if isinstance(texts, str):
+    if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, not one string: write [text]")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"expected a list of texts, not a {type(texts).__name__}")
     items = list(texts)
     for row, text in enumerate(items):
         if not isinstance(text, str):
             raise TypeError(f"text {row} is {type(text).__name__}, not a string: {text!r}")
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # half of a surrogate pair, which tokenizers reject with a puzzle
+                raise ValueError(f"text {row} is no valid Unicode ({error.reason}): {text!r}; it was decoded wrongly") from None
     return items
 
 
