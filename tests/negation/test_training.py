@@ -206,12 +206,12 @@ def test_a_killed_fit_resumes_to_the_same_weights(encoder, embeddings, tmp_path,
     calls = 0
     truthful = training._Run.losses
 
-    def dies(self, rng):
+    def dies(self, rng, progress=0.0):
         nonlocal calls
         calls += 1
         if calls > stop_after:
             raise KeyboardInterrupt
-        return truthful(self, rng)
+        return truthful(self, rng, progress)
 
     monkeypatch.setattr(training._Run, "losses", dies)
     with pytest.raises(KeyboardInterrupt):

@@ -68,7 +68,8 @@ class PeakPatchConfig:
         scn_temperature: divisor of the corrected scores in the loss on questions.
         scn_weight: weight of the loss on questions.
         correction_penalty: weight, within it, of the mean squared correction of the SCN.
-        guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it.
+        guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it;
+            fades to nothing over the first 70% of the steps.
         guidance_strength: how far that arithmetic moves a hybrid caption from what it denies.
         contrast_weight: weight of the contrastive term.
         preservation_weight: weight of the term that keeps captions without negation where they were.

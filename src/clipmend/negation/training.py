@@ -32,6 +32,8 @@ from clipmend.negation.validation import Validation
 
 __all__ = ["fit"]
 
+GUIDED_UNTIL = 0.7  # share of the training over which guidance fades: the end belongs to the contrastive term
+
 
 def fit(
     encoder: DualEncoder,
@@ -200,8 +202,8 @@ class _Run:
         )
         return corrected, features
 
-    def _contrast(self, source: Source, rng: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
-        """Truthful loss and preservation loss of a sampled batch."""
+    def _contrast(self, source: Source, rng: np.random.Generator, size: int, guided: float) -> tuple[Tensor, Tensor]:
+        """Truthful loss with ``guided`` times the guidance, and preservation loss, of a sampled batch."""
         batch = source.batch(rng, size)
         corrected, features = self.correct(source, batch.captions)
         config = self.config
@@ -210,9 +212,9 @@ class _Run:
             batch.images.to(self.device), corrected, batch.truth.to(self.device), batch.own.to(self.device), config.logit_scale
         )
         plain = torch.from_numpy(batch.plain).to(self.device)
-        if source.targets is not None:
+        if source.targets is not None and guided > 0:
             targets = source.targets[batch.captions].to(self.device)[~plain]
-            loss = loss + config.guidance_weight * preservation_loss(corrected[~plain], targets)
+            loss = loss + guided * config.guidance_weight * preservation_loss(corrected[~plain], targets)
         return loss, preservation_loss(corrected[plain], features["embedding"][plain])
 
     def _questions(self, source: Source, rng: np.random.Generator, size: int) -> Tensor:
@@ -235,10 +237,11 @@ class _Run:
         true, false = corrected.split(len(rows.true))
         return pair_loss(source.images[rows.images].to(self.device), true, false, self.config.text_only_scale)
 
-    def losses(self, rng: np.random.Generator) -> dict[str, Tensor]:
-        """The weighted terms of one step."""
+    def losses(self, rng: np.random.Generator, progress: float = 0.0) -> dict[str, Tensor]:
+        """The weighted terms of one step; ``progress`` is the share of the training that is done."""
         config, terms = self.config, {}
         main = self.sources.get("images")
+        guided = max(0.0, 1 - progress / GUIDED_UNTIL)
         if config.objective == "released":
             source = main or self.sources["text"]
             triples = source.triples(rng, config.batch_size)
@@ -248,12 +251,12 @@ class _Run:
             terms["ecn"] = released_loss(triples.images.to(self.device), originals, negated, config.logit_scale)
         else:
             if main is not None:
-                terms["ecn"], preserved = self._contrast(main, rng, config.batch_size)
+                terms["ecn"], preserved = self._contrast(main, rng, config.batch_size, guided)
                 terms["preserve"] = config.preservation_weight * preserved
             if "text" in self.sources:
                 weight = config.text_only_weight if main is not None else 1.0
                 size = config.text_only_batch if main is not None else config.batch_size
-                loss, preserved = self._contrast(self.sources["text"], rng, size)
+                loss, preserved = self._contrast(self.sources["text"], rng, size, guided)
                 pairs = self._pairs(self.sources["text"], rng, size)
                 terms["text"] = weight * (loss + pairs)
                 terms["preserve"] = (
@@ -292,7 +295,7 @@ class _Run:
                 torch.manual_seed(int(rng.integers(2**62)))
                 self._set_rates(optimizer, step)
                 self._train_mode(True)
-                terms = self.pretrain_loss(rng) if step < config.pretrain_steps else self.losses(rng)
+                terms = self._step_losses(rng, step)
                 loss = torch.stack(list(terms.values())).sum()
                 if not torch.isfinite(loss):
                     raise ValueError(
@@ -330,6 +333,11 @@ class _Run:
         scores = [value for key, value in metrics.items() if key.endswith("/score")]
         metrics["score"] = float(np.mean(scores))
         return metrics
+
+    def _step_losses(self, rng: np.random.Generator, step: int) -> dict[str, Tensor]:
+        if step < self.config.pretrain_steps:
+            return self.pretrain_loss(rng)
+        return self.losses(rng, (step - self.config.pretrain_steps) / self.steps)
 
     def _groups(self) -> list[dict[str, Any]]:
         groups = []

@@ -76,16 +76,14 @@ class ImageTower(nn.Module):
 
 
 def pixels_of(images: list[Image.Image], size: int) -> Tensor:
-    """RGB images to ``[B, 3, size, size]`` float32 in -1..1; other sizes are padded to a square on grey and resized (bicubic)."""
+    """RGB images to ``[B, 3, size, size]`` float32 in -1..1; others are resized (bicubic) to fit and padded on grey."""
     rows = []
     for image in images:
-        if image.size != (size, size):
-            if image.width != image.height:
-                side = max(image.size)
-                square = Image.new("RGB", (side, side), (127, 127, 127))
-                square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-                image = square
-            image = image.resize((size, size), Image.Resampling.BICUBIC)
+        if image.size != (size, size):  # shrink first: the square around a long strip would be enormous
+            scale = size / max(image.size)
+            small = image.resize([max(1, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
+            image = Image.new("RGB", (size, size), (127, 127, 127))
+            image.paste(small, ((size - small.width) // 2, (size - small.height) // 2))
         rows.append(np.asarray(image, np.uint8))
     return to_float(torch.from_numpy(np.stack(rows)))
 
