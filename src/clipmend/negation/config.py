@@ -68,8 +68,8 @@ class PeakPatchConfig:
         scn_temperature: divisor of the corrected scores in the loss on questions.
         scn_weight: weight of the loss on questions.
         correction_penalty: weight, within it, of the mean squared correction of the SCN.
-        guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it;
-            fades to nothing over the first 70% of the steps.
+        guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it.
+        guidance_until: share of the steps over which that term fades to nothing; ``None``: it does not fade.
         guidance_strength: how far that arithmetic moves a hybrid caption from what it denies.
         contrast_weight: weight of the contrastive term.
         preservation_weight: weight of the term that keeps captions without negation where they were.
@@ -113,6 +113,7 @@ class PeakPatchConfig:
     scn_weight: float = 1.0
     correction_penalty: float = 0.1
     guidance_weight: float = 6.0
+    guidance_until: float | None = 0.7
     guidance_strength: float = 0.6
     contrast_weight: float = 1.0
     preservation_weight: float = 8.0
@@ -132,6 +133,8 @@ class PeakPatchConfig:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
         if self.text_width is not None and not self.eos_only and self.text_width % self.heads:
             raise ValueError(f"heads must divide text_width: {self.text_width} % {self.heads} = {self.text_width % self.heads}")
+        if self.guidance_until is not None and not self.guidance_until > 0:
+            raise ValueError(f"guidance_until must be above 0 or None, not {self.guidance_until}")
         for name in ("text_width", "embed_dim", "epochs", "steps", "eval_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

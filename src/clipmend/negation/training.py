@@ -32,8 +32,6 @@ from clipmend.negation.validation import Validation
 
 __all__ = ["fit"]
 
-GUIDED_UNTIL = 0.7  # share of the training over which guidance fades: the end belongs to the contrastive term
-
 
 def fit(
     encoder: DualEncoder,
@@ -241,7 +239,8 @@ class _Run:
         """The weighted terms of one step; ``progress`` is the share of the training that is done."""
         config, terms = self.config, {}
         main = self.sources.get("images")
-        guided = max(0.0, 1 - progress / GUIDED_UNTIL)
+        # Guidance fades, so that the end belongs to the contrastive term.
+        guided = 1.0 if config.guidance_until is None else max(0.0, 1 - progress / config.guidance_until)
         if config.objective == "released":
             source = main or self.sources["text"]
             triples = source.triples(rng, config.batch_size)
