@@ -98,7 +98,7 @@ class PeakPatchConfig:
     bound: float = 0.2
     gate: bool = False
     objective: str = "truthful"
-    steps: int = 900
+    steps: int = 800
     epochs: int | None = None
     pretrain_steps: int = 0
     batch_size: int = 192
@@ -114,11 +114,11 @@ class PeakPatchConfig:
     correction_penalty: float = 0.1
     guidance_weight: float = 6.0
     guidance_until: float | None = 0.7
-    guidance_strength: float = 0.6
+    guidance_strength: float = 0.4
     contrast_weight: float = 1.0
     preservation_weight: float = 8.0
-    text_only_weight: float = 1.0
-    text_only_batch: int = 96
+    text_only_weight: float = 2.0
+    text_only_batch: int = 128
     text_only_sets: int = 2400
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
