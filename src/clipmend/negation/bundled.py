@@ -41,7 +41,7 @@ def fit_photos(sets: int = 1920, seed: int = 0, config: PeakPatchConfig = PHOTOS
     """
     encoder = load_photos()
     data, images, groups = class_name_data(encoder, sets, seed)
-    return fit(encoder, replace(data, groups=groups), replace(config, seed=seed), image_embeddings=images, progress=progress)
+    return fit(encoder, replace(data, groups=groups.tolist()), replace(config, seed=seed), image_embeddings=images, progress=progress)
 
 
 def main() -> None:
