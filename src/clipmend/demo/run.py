@@ -168,7 +168,9 @@ def _evaluate(
     found.evaluations["mended"] = evaluate(mended, tests, samples=200, progress=progress)
     for task in found.evaluations["backbone"].results:
         columns = {name: e[task] for name, e in found.evaluations.items() if task in e}
-        say(side_by_side(columns))
+        # Every wording is in the report and in results.json; a terminal shows the groups.
+        names = [n for n, m in columns["backbone"].measures().items() if not m.detail and "wording=" not in n]
+        say(side_by_side(columns, names=names))
     found.comparisons = found.evaluations["backbone"].compare(found.evaluations["mended"], samples=300)
 
 
