@@ -28,7 +28,7 @@ def test_the_demo_writes_what_it_promises(tmp_path):
     assert choice["counts"]["acc/standard"] > 0
     low, high = choice["intervals"]["acc/standard"]
     assert low <= choice["metrics"]["acc/standard"] <= high
-    assert results["diagnosis"]["peak"] == 4
+    assert results["fit"]["config"]["peak"] == 4
     assert len(results["searches"]["scenes"]) == len(SCENE_QUERIES)
     assert [a["first_with_excluded_before"] for a in results["searches"]["photos"]][:2] == [1, 1]
     html = (tmp_path / "report.html").read_text(encoding="utf-8")

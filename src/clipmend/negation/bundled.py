@@ -23,9 +23,9 @@ from clipmend.negation.training import fit
 __all__ = ["PHOTOS_CONFIG", "fit_photos"]
 
 PHOTOS_CONFIG = PeakPatchConfig(
-    peak=4, anchor=2, scn_layers=(4, 6), hidden=768, use_scn=False, steps=1000, ecn_learning_rate=1e-3, batch_size=96,
+    peak=4, anchor=2, scn_layers=(4, 6), hidden=768, use_scn=False, steps=1500, ecn_learning_rate=1e-3, batch_size=96,
     # Class names are a rough stand-in for photographs: the arithmetic of the true parse leads to the end.
-    guidance_weight=10.0, guidance_strength=0.6, guidance_until=None, contrast_weight=0.05, preservation_weight=5.0, logit_scale=30.0,
+    guidance_weight=10.0, guidance_strength=0.5, guidance_until=None, contrast_weight=0.05, preservation_weight=5.0, logit_scale=30.0,
     text_only_weight=0.0,
 )  # fmt: skip
 
