@@ -73,7 +73,7 @@ def test_every_field_is_documented() -> None:
         ({"text_width": 30}, "heads must divide"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"grad_clip": 0}, "grad_clip must be above 0"),
-        ({"bound": float("nan")}, "bound must be above 0"),
+        ({"bound": float("nan")}, "bound must be a finite number"),
         ({"scn_weight": -1}, "scn_weight must not be below 0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
     ],
@@ -135,3 +135,27 @@ def test_unknown_names_of_the_package() -> None:
     assert "PeakPatch" in dir(clipmend.negation)
     with pytest.raises(AttributeError, match="Peakpatch"):
         clipmend.negation.Peakpatch  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", "3"), ("steps", 2.5), ("steps", True), ("steps", None), ("hidden", 16.0), ("seed", -1), ("seed", None),
+        ("gate", "yes"),
+        ("use_scn", 0), ("dropout", None), ("dropout", float("nan")), ("scn_layers", "24"), ("scn_layers", [2.5, 4]), ("peak", 1.5),
+        ("logit_scale", 0), ("logit_scale", float("nan")), ("weight_decay", float("inf")), ("guidance_until", "x"),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_type_are_named(name, value):
+    with pytest.raises(ValueError, match=rf"^my\.json: {name} must"):
+        PeakPatchConfig.from_dict({name: value}, source="my.json")
+
+
+def test_numpy_numbers_can_be_saved():
+    import numpy as np
+
+    config = PeakPatchConfig(
+        peak=np.int64(4), dropout=np.float32(0.5), scn_layers=np.array([4, 6]).tolist(), grad_clip=float("inf")
+    )
+    assert PeakPatchConfig.from_dict(config.to_dict()) == config
+    assert '"peak": 4' in config.to_json()

@@ -247,3 +247,61 @@ def test_learning_happens(encoder):
     history = fit(encoder, data, config, image_embeddings=images).metrics["history"]
     untrained = fit(encoder, data, replace(config, steps=1), image_embeddings=images).metrics["history"][0]
     assert max(entry["images/choice"] for entry in history) > untrained["images/choice"] + 0.2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("objective", ["truthful", "released"])
+@pytest.mark.parametrize("held", [0.1, 0.99])
+def test_a_handful_of_images_trains(encoder, count, objective, held):
+    config = replace(TINY, steps=1, objective=objective, text_only_weight=0.0, validation_fraction=held, batch_size=500)
+    patch = fit(encoder, small_data(count), config, image_embeddings=torch.eye(16)[:count])
+    assert patch.metrics["images"] >= 1
+    assert all(torch.isfinite(p).all() for p in weights_of(patch))
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+@pytest.mark.parametrize("bad", [torch.ones(40, 8), torch.ones(16), torch.ones(0, 16)])
+def test_image_embeddings_of_another_shape_are_refused(encoder, bad, with_data):
+    with pytest.raises(ValueError, match=r"image embeddings must be \[images, 16\] for random"):
+        fit(encoder, small_data() if with_data else None, TINY, image_embeddings=bad)
+
+
+def test_image_embeddings_may_be_an_array(encoder, embeddings):
+    config = replace(TINY, steps=1, text_only_weight=0.0)
+    one, two = (fit(encoder, small_data(), config, image_embeddings=e) for e in (embeddings, embeddings.numpy()))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(one), weights_of(two), strict=True))
+
+
+def test_images_that_are_not_finite_tell_no_mean(encoder, embeddings):
+    embeddings[3, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"^image_embeddings: the embedding of image 3 holds NaN"):
+        fit(encoder, None, TINY, image_embeddings=embeddings)
+
+
+@pytest.mark.parametrize("image", [-1, 40])
+def test_questions_about_no_image_are_refused(image):
+    data = small_data()
+    with pytest.raises(ValueError, match=rf"question 0 names image {image} of 40"):
+        NegationData(data.images, data.facts, data.captions, [Question(image, (0, 1), 0, "affirmative")], name="asked")
+
+
+@pytest.mark.parametrize("name", ["text-only", "../outside"])
+def test_the_name_of_the_data_is_no_place(encoder, embeddings, tmp_path, name):
+    data = small_data()
+    data.name = name
+    fit(encoder, data, replace(TINY, steps=1), image_embeddings=embeddings, directory=tmp_path / "work")
+    assert [p.name for p in tmp_path.iterdir()] == ["work"]
+    assert sorted(p.name for p in (tmp_path / "work" / "features").iterdir()) == ["captions", "text-only-texts"]
+
+
+@pytest.mark.parametrize("content", [{"step": 1}, [1, 2]])
+def test_what_is_no_checkpoint_is_refused(encoder, embeddings, tmp_path, content):
+    torch.save(content, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="is no checkpoint of a fit"):
+        fit(encoder, small_data(), replace(TINY, text_only_weight=0.0), image_embeddings=embeddings, directory=tmp_path)
+
+
+@pytest.mark.parametrize("nouns", ["a long string", [1] * 9])
+def test_nouns_are_words(encoder, nouns):
+    with pytest.raises(ValueError, match="nouns are a list of words"):
+        text_only_data(encoder, nouns, count=4)

@@ -40,7 +40,7 @@ def fit(
         None, "--nouns", metavar="FILE", help="Your own nouns for text-only training, one a line; default: a list of common nouns."
     ),
     index: Path | None = typer.Option(
-        None, "--index", metavar="INDEX", help="With --text-only: an image index whose mean tells where this encoder's images lie."
+        None, "--index", metavar="INDEX", help="With --text-only: an index of this encoder's images, to tell where they lie."
     ),
     config: Path | None = typer.Option(
         None,
@@ -55,7 +55,7 @@ def fit(
     anchor: int | None = typer.Option(None, "--anchor", min=1, help="Earlier, stable layer to read besides."),
     no_scn: bool = typer.Option(False, "--no-scn", help="No score correction: embeddings only."),
     gate: bool = typer.Option(False, "--gate", help="Leave captions without any negation word exactly as they are (English)."),
-    seed: int | None = typer.Option(None, "--seed", help="Seed of weights, batches and split."),
+    seed: int | None = typer.Option(None, "--seed", min=0, help="Seed of weights, batches and split."),
     work: Path | None = typer.Option(
         None,
         "--work",
@@ -71,7 +71,6 @@ def fit(
     itself reads the stored features. A run that was killed is resumed by the same command.
     """
     import json
-    import shutil
     from dataclasses import replace
 
     from rich.console import Console
@@ -105,21 +104,30 @@ def fit(
         "use_scn": False if no_scn else None, "gate": True if gate else None, "text_only_weight": 0.0 if images_only else None,
     }  # fmt: skip
     chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    if steps is not None:
+        chosen = replace(chosen, epochs=None)  # which would come before the steps
     words = None
     if nouns is not None:
-        words = [line.strip() for line in nouns.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    mean = None
+        words = _words(nouns)
+    opened = None
     if index is not None:
-        import torch
-
         from clipmend.search import ImageIndex
 
-        mean = torch.from_numpy(ImageIndex.open(index).mean_embedding()).float()[None]
+        opened = ImageIndex.open(index)
     console = Console(highlight=False, soft_wrap=True)
     encoder = clipmend.load(model, device=device)
+    images = None
+    if opened is not None:
+        import numpy as np
+        import torch
+
+        opened.check(encoder)
+        if not len(opened):
+            raise ValueError(f"the index {index} is empty, so it does not tell where images lie")
+        images = torch.from_numpy(opened.embeddings(np.unique(np.linspace(0, len(opened) - 1, 20_000).astype(np.int64))))
     folder = work or out.with_name(f"{out.name}.work")
     patch: PeakPatch = clipmend.fit(
-        encoder, data, chosen, nouns=words, image_embeddings=mean, directory=folder, progress=True,
+        encoder, data, chosen, nouns=words, image_embeddings=images, directory=folder, progress=True,
         on_validation=lambda step, metrics: console.print(f"step {step}: {_shown(metrics)}", markup=False),
     )  # fmt: skip
     patch.command = shlex.join(["clipmend", *sys.argv[1:]])
@@ -130,10 +138,32 @@ def fit(
     else:
         patch.save_pretrained(out)
     if work is None:
-        shutil.rmtree(folder)
+        _clear(folder)
     done = patch.metrics
     console.print(f"{out}: best at step {done['best_step']} of {done['steps']}, {done['seconds']:.0f} s", markup=False)
     console.print(f"use it: clipmend search INDEX QUERY --patch {out}", markup=False)
+
+
+def _clear(folder: Path) -> None:
+    """Delete what the fit kept in its own work folder, and the folder unless it holds anything else."""
+    import shutil
+    from contextlib import suppress
+
+    shutil.rmtree(folder / "features", ignore_errors=True)
+    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+    words = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(set(words)) < 8:
+        raise ValueError(f"{path} holds {len(set(words))} different nouns, one a line; 8 are needed, a few hundred are better")
+    return words
 
 
 def _shown(metrics: dict[str, float]) -> str:

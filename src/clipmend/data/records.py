@@ -100,6 +100,8 @@ class NegationData:
             if not -1 <= caption.image < len(self.images):
                 raise ValueError(f"{self.name}: caption {row} ({caption.text!r}) names image {caption.image} of {len(self.images)}")
         for row, question in enumerate(self.questions):
+            if not 0 <= question.image < len(self.images):
+                raise ValueError(f"{self.name}: question {row} names image {question.image} of {len(self.images)}")
             if not all(0 <= option < len(self.captions) for option in question.options):
                 raise ValueError(f"{self.name}: question {row} names a caption outside 0..{len(self.captions) - 1}")
             if not 0 <= question.answer < len(question.options):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["OBJECTIVES", "PeakPatchConfig", "default_layers"]
 
 OBJECTIVES = ("truthful", "released")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def default_layers(num_text_layers: int) -> tuple[int, int, tuple[int, ...]]:
@@ -126,8 +132,7 @@ class PeakPatchConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.scn_layers is not None:
-            self.scn_layers = tuple(int(layer) for layer in self.scn_layers)
+        self._check_types()
         self._check_layers()
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
@@ -135,6 +140,8 @@ class PeakPatchConfig:
             raise ValueError(f"heads must divide text_width: {self.text_width} % {self.heads} = {self.text_width % self.heads}")
         if self.guidance_until is not None and not self.guidance_until > 0:
             raise ValueError(f"guidance_until must be above 0 or None, not {self.guidance_until}")
+        if self.logit_scale is not None and not self.logit_scale > 0:
+            raise ValueError(f"logit_scale must be above 0 or None, not {self.logit_scale}")
         for name in ("text_width", "embed_dim", "epochs", "steps", "eval_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -161,6 +168,7 @@ class PeakPatchConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in (
+            "seed",
             "pretrain_steps",
             "warmup_steps",
             "weight_decay",
@@ -177,6 +185,31 @@ class PeakPatchConfig:
         for name in ("dropout", "validation_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+
+    def _check_types(self) -> None:
+        """Every field against its annotation; NumPy's numbers become Python's, so that the config can be saved."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), str(field.type)
+            if value is None and kind.endswith(" | None"):
+                continue
+            kind = kind.removesuffix(" | None")
+            if kind.startswith("tuple"):
+                if not isinstance(value, list | tuple) or not all(_is_whole(layer) for layer in value):
+                    raise ValueError(f"{field.name} must be a list of whole numbers, not {value!r}")
+                value = tuple(int(layer) for layer in value)
+            elif kind == "int":
+                if not _is_whole(value):
+                    raise ValueError(f"{field.name} must be a whole number, not {value!r}")
+                value = int(value)
+            elif kind == "float":
+                # An infinite grad_clip is how clipping is turned off.
+                allowed = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+                if not allowed or (math.isinf(value) and field.name != "grad_clip"):
+                    raise ValueError(f"{field.name} must be a finite number, not {value!r}")
+                value = value if isinstance(value, int) else float(value)
+            elif kind == "bool" and not isinstance(value, bool):
+                raise ValueError(f"{field.name} must be true or false, not {value!r}")
+            setattr(self, field.name, value)
 
     def _check_layers(self) -> None:
         for name in ("anchor", "peak"):

@@ -130,7 +130,8 @@ class Source:
         """Sample ``size`` triples for the released objective, from images that have both kinds of caption."""
         pool = [i for i in self.chosen.tolist() if self.affirmative.get(i) and self.negated.get(i)]
         if not pool:
-            raise ValueError(f"{self.data.name}: the released objective needs images with an affirmative and a negated caption")
+            needs = "the released objective and pretraining need images with an affirmative and a negated caption"
+            raise ValueError(f"{self.data.name}: {needs}")
         images = rng.choice(pool, min(size, len(pool)), replace=False)
         pick = lambda rows: rows[rng.integers(len(rows))]  # noqa: E731
         originals = np.array([pick(self.affirmative[i]) for i in images.tolist()])
@@ -167,7 +168,10 @@ class Source:
 
 
 def split_images(count: int, fraction: float, seed: int, most: int = 500) -> tuple[np.ndarray, np.ndarray]:
-    """Split ``count`` images into training and validation, at random but fixed by ``seed``; at most ``most`` validate."""
+    """Split ``count`` images into training and validation, at random but fixed by ``seed``.
+
+    At most ``most`` images validate, and at least one is left to train on.
+    """
     order = np.random.default_rng((seed, 1)).permutation(count)
-    held = min(most, round(fraction * count))
+    held = max(0, min(most, round(fraction * count), count - 1))
     return np.sort(order[held:]), np.sort(order[:held])

@@ -204,6 +204,9 @@ def _nouns(nouns: Sequence[str] | int | None) -> list[Noun]:
         step = max(1, len(shipped) // max(nouns, 1))
         return list(shipped[::step][:nouns])
     known = {noun.singular: noun for noun in shipped}
+    odd = next((name for name in nouns if not isinstance(name, str)), None)
+    if isinstance(nouns, str) or odd is not None:
+        raise ValueError(f"nouns are a list of words, or a number of them, not {(nouns if odd is None else odd)!r}")
     return [known.get(name) or _unknown(name) for name in dict.fromkeys(name.strip() for name in nouns) if name]
 
 

@@ -114,21 +114,20 @@ class _Run:
                 from clipmend.data.scenes import negation_data_from_folder
 
                 data = negation_data_from_folder(Path(data))
-            images = image_embeddings if image_embeddings is not None else self._image_features(data)
-            images = F.normalize(images.float(), dim=-1)
+            images = self._unit(image_embeddings if image_embeddings is not None else self._image_features(data), data)
             image_mean = images.mean(0)
             sources["images"], validations["images"] = self._source(
-                data, images, None if data.groups is None else np.asarray(data.groups)
+                "captions", data, images, None if data.groups is None else np.asarray(data.groups)
             )
         elif image_embeddings is not None:
-            image_mean = F.normalize(image_embeddings.float(), dim=-1).mean(0)
+            image_mean = self._unit(image_embeddings, None).mean(0)
         if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
             # The sets are data: seed 0 whatever the seed of the training.
             noun_data, stand_ins, groups = text_only_data(
                 encoder, nouns, count=config.text_only_sets, seed=0, image_mean=image_mean,
                 exclude=data.reserved if data is not None else (), progress=progress,
             )  # fmt: skip
-            sources["text"], validations["text"] = self._source(noun_data, stand_ins, groups)
+            sources["text"], validations["text"] = self._source("text-only-texts", noun_data, stand_ins, groups)
         self.sources, self.validations = sources, validations
         self.digest = self._training_digest()
         torch.manual_seed(config.seed)
@@ -150,6 +149,22 @@ class _Run:
 
     # ---- data -------------------------------------------------------------------------------------------------------------
 
+    def _unit(self, embeddings: Tensor, data: NegationData | None) -> Tensor:
+        """Float32 unit rows, after a check of shape and values; ``data`` names the images in an error."""
+        name = "image_embeddings" if data is None else data.name
+        embeddings = torch.as_tensor(embeddings).float().cpu()
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.encoder.embed_dim or not len(embeddings):
+            raise ValueError(
+                f"{name}: image embeddings must be [images, {self.encoder.embed_dim}] for {self.encoder.name}, "
+                f"not {list(embeddings.shape)}"
+            )
+        finite = torch.isfinite(embeddings).all(1)
+        if not finite.all():
+            bad = int((~finite).nonzero()[0])
+            shown = f" ({data.images[bad]})" if data is not None and bad < len(data.images) else ""
+            raise ValueError(f"{name}: the embedding of image {bad}{shown} holds NaN or infinity")
+        return F.normalize(embeddings, dim=-1)
+
     def _folder(self, name: str) -> Path | None:
         return None if self.directory is None else self.directory / "features" / name
 
@@ -158,7 +173,7 @@ class _Run:
             np.asarray(extract_image_features(self.encoder, data.images, directory=self._folder("images"), progress=self.progress))
         )
 
-    def _source(self, data: NegationData, images: Tensor, groups: np.ndarray | None) -> tuple[Source, Validation]:
+    def _source(self, folder: str, data: NegationData, images: Tensor, groups: np.ndarray | None) -> tuple[Source, Validation]:
         if not any(c.denies for c in data.captions):
             raise ValueError(f"{data.name}: not one caption denies anything; there is nothing to learn negation from")
         config = self.config
@@ -167,7 +182,7 @@ class _Run:
         assert config.scn_layers is not None
         texts = extract_text_features(
             self.encoder, [c.text for c in data.captions], anchor=config.anchor, peak=config.peak,
-            scn_layers=config.scn_layers, directory=self._folder(f"{data.name}-texts"), progress=self.progress,
+            scn_layers=config.scn_layers, directory=self._folder(folder), progress=self.progress,
         )  # fmt: skip
         if groups is None:
             train, held = split_images(len(images), config.validation_fraction, config.seed)
@@ -390,6 +405,8 @@ class _Run:
             saved = torch.load(path, map_location=self.device, weights_only=True)
         except Exception as error:
             raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
+        if not isinstance(saved, dict) or not {"identity", "weights", "optimizer", *fresh} <= set(saved):
+            raise ValueError(f"{path} is no checkpoint of a fit; delete it or choose another directory")
         if saved.pop("identity") != self._identity():
             raise ValueError(
                 f"{path} belongs to a fit with another configuration or other data; delete it or choose another directory"

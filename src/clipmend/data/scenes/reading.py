@@ -101,7 +101,13 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, s
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
         raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; there are {', '.join(reader.fieldnames or ['none'])}")
-    for row in reader:
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        if row is None:
+            return
         place = f"{path}, line {reader.line_num}"
         if any(row[column] is None for column in columns):
             raise ValueError(f"{place}: fewer values than columns")

@@ -1,0 +1,123 @@
+"""``clipmend fit`` from the outside: mistakes are one clear line, and a small fit ends in a patch that works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import clipmend
+from clipmend.cli.app import app
+from clipmend.data.scenes.tables import write_scenes
+from clipmend.negation import PeakPatch
+from clipmend.search import ImageIndex, ImageIndexError
+from helpers import RandomDualEncoder
+
+runner = CliRunner()
+SMALL = {
+    "peak": 2, "anchor": 1, "hidden": 16, "heads": 4, "context": 8, "steps": 2, "batch_size": 8, "question_batch": 4,
+    "text_only_sets": 96, "text_only_batch": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("fit") / "text-only", 3, 16, 1).folder
+
+
+@pytest.fixture(autouse=True)
+def encoder(monkeypatch: pytest.MonkeyPatch) -> RandomDualEncoder:
+    encoder = RandomDualEncoder()
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: encoder)
+    return encoder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(SMALL), encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = runner.invoke(app, ["fit", "random", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failure(*arguments: object) -> str:
+    """The error, which must be one that the command line shows as a line."""
+    result = runner.invoke(app, ["fit", "random", *map(str, arguments)])
+    assert isinstance(result.exception, ValueError | OSError), result.exception
+    return str(result.exception)
+
+
+def test_a_fit_leaves_a_patch_and_no_work(world: Path, config: Path, tmp_path: Path, encoder: RandomDualEncoder) -> None:
+    out = tmp_path / "a b" / "pätch"
+    output = run("--data", world, "--config", config, "--steps", 1, "-o", out)
+    assert "best at step 1 of 1" in output
+    patch = PeakPatch.from_pretrained(out)
+    assert patch.apply(encoder).encode_texts(["a cat but no dog"]).shape == (1, 16)
+    assert [p.name for p in out.parent.iterdir()] == [out.name]
+
+
+def test_what_else_lies_in_the_work_folder_stays(world: Path, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "patch.work").mkdir()
+    (tmp_path / "patch.work" / "mine.txt").write_text("mine", encoding="utf-8")
+    run("--data", world, "--images-only", "--config", config, "-o", tmp_path / "patch")
+    assert [p.name for p in (tmp_path / "patch.work").iterdir()] == ["mine.txt"]
+
+
+def test_steps_come_before_the_epochs_of_the_config(world: Path, tmp_path: Path) -> None:
+    path = tmp_path / "epochs.json"
+    path.write_text(json.dumps({**SMALL, "epochs": 40}), encoding="utf-8")
+    output = run("--data", world, "--images-only", "--config", path, "--steps", 1, "-o", tmp_path / "patch")
+    assert "of 1," in output
+
+
+def test_an_index_tells_where_images_lie(world: Path, config: Path, tmp_path: Path, encoder: RandomDualEncoder) -> None:
+    ImageIndex.build(encoder, world / "images", tmp_path / "index")
+    run("--text-only", "--index", tmp_path / "index", "--config", config, "-o", tmp_path / "one")
+    run("--text-only", "--config", config, "-o", tmp_path / "two")
+    one, two = (PeakPatch.from_pretrained(tmp_path / name).training_data for name in ("one", "two"))
+    assert one != two
+
+
+def test_an_index_of_another_encoder_is_refused(world: Path, config: Path, tmp_path: Path) -> None:
+    for name, other in (("seed", RandomDualEncoder(seed=1)), ("size", RandomDualEncoder(embed_dim=8))):
+        ImageIndex.build(other, world / "images", tmp_path / name)
+        result = runner.invoke(
+            app,
+            [
+                "fit", "random", "--text-only", "--index", str(tmp_path / name), "--config", str(config),
+                "-o", str(tmp_path / "patch"),
+            ],
+        )  # fmt: skip
+        assert isinstance(result.exception, ImageIndexError)
+    assert not (tmp_path / "patch").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbfcat\r\ncat\r\n", b"\xff\xfe\x00"])
+def test_a_list_of_nouns_that_is_no_list_is_named(config: Path, tmp_path: Path, content: bytes) -> None:
+    nouns = tmp_path / "nouns.txt"
+    nouns.write_bytes(content)
+    assert str(nouns) in failure("--text-only", "--nouns", nouns, "--config", config, "-o", tmp_path / "patch")
+    assert not list(tmp_path.glob("patch*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("{", "not JSON"), ("[]", "expected an object"), ('{"steps": "3"}', "steps must be a whole number")]
+)
+def test_a_config_that_is_none_is_named(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content, encoding="utf-8")
+    message = failure("--text-only", "--config", path, "-o", tmp_path / "patch")
+    assert str(path) in message
+    assert said in message
+
+
+def test_a_patch_that_exists_is_not_written_over(world: Path, config: Path, tmp_path: Path) -> None:
+    assert "exists already" in failure("--data", world, "-o", tmp_path)
+    assert "exists already" in failure("--data", world, "-o", config)
