@@ -39,7 +39,9 @@ def test_a_full_folder_is_one_clear_line_and_exit_code_1(tmp_path, monkeypatch, 
     assert not (tmp_path / "mine.txt").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--count", "0"], ["--size", "8"], ["--split", "validation"], ["--seed", "-1"]])
+@pytest.mark.parametrize(
+    "arguments", [["--count", "0"], ["--size", "8"], ["--size", "1000000"], ["--split", "validation"], ["--seed", "-1"]]
+)
 def test_bad_options_are_refused(tmp_path, arguments):
     result = runner.invoke(app, ["scenes", str(tmp_path / "x"), *arguments])
     assert result.exit_code == 2

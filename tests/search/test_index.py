@@ -306,6 +306,19 @@ def test_verify_finds_a_flipped_bit(tmp_path: Path, photos: Path) -> None:
         ImageIndex.open(tmp_path / "index", verify=True)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_vector_that_is_no_number_is_damage_and_never_a_rank(tmp_path: Path, photos: Path, value: float) -> None:
+    ImageIndex.build(FakeEncoder(), photos, tmp_path / "index")
+    shard = next((tmp_path / "index").glob("*.npy"))
+    vectors = np.load(shard)
+    vectors[4, 2] = value
+    np.save(shard, vectors)
+    index = ImageIndex.open(tmp_path / "index")
+    for ask in (lambda: index.search(np.ones(8), 3), lambda: index.scores(np.ones(8))):
+        with pytest.raises(ImageIndexError, match="damaged: a vector holds NaN or infinity"):
+            ask()
+
+
 def test_queries_that_make_no_sense(tmp_path: Path, photos: Path) -> None:
     index = ImageIndex.build(FakeEncoder(), photos, tmp_path / "index")
     with pytest.raises(ValueError, match="8 dimensions"):

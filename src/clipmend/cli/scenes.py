@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     def scenes(
         out: Path = typer.Argument(..., metavar="OUT", help="Folder to write."),
         count: int = typer.Option(1000, help="Number of scenes.", min=1),
-        size: int = typer.Option(64, help="Side of the images in pixels.", min=16),
+        size: int = typer.Option(64, help="Side of the images in pixels.", min=16, max=4096),
         seed: int = typer.Option(7, help="Fixes every pixel and every text.", min=0),
         split: Split = typer.Option(Split.train, help="Train and test never share a random stream."),
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace OUT if it is not empty."),

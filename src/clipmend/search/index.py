@@ -184,7 +184,7 @@ class ImageIndex:
         queries = self._queries(query)
         found = np.empty((len(queries), len(self)), np.float32)
         for positions, which, vectors in self._chunks(chunk):
-            found[:, positions] = (queries @ vectors.T)[:, which]
+            found[:, positions] = self._cosines(queries, vectors)[:, which]
         return found[0] if np.ndim(query) == 1 else found
 
     def search(self, query: Any, k: int, *, chunk: int = 65_536) -> tuple[np.ndarray, np.ndarray]:
@@ -208,11 +208,17 @@ class ImageIndex:
         best = np.empty((len(queries), 0), np.float32)
         where = np.empty((len(queries), 0), np.int64)
         for positions, which, vectors in self._chunks(chunk):
-            best = np.concatenate([best, (queries @ vectors.T)[:, which]], axis=1)
+            best = np.concatenate([best, self._cosines(queries, vectors)[:, which]], axis=1)
             where = np.concatenate([where, np.broadcast_to(positions, (len(queries), len(positions)))], axis=1)
             keep = np.stack([top_k(scores, ties, k) for scores, ties in zip(best, where, strict=True)])
             best, where = np.take_along_axis(best, keep, 1), np.take_along_axis(where, keep, 1)
         return (best[0], where[0]) if np.ndim(query) == 1 else (best, where)
+
+    def _cosines(self, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        cosines = queries @ vectors.T
+        if not np.isfinite(cosines).all():  # the queries were checked, so it is the index; a NaN would upset the order
+            raise store.damaged(self.directory, "a vector holds NaN or infinity")
+        return cosines
 
     def _queries(self, query: Any) -> np.ndarray:
         queries = np.atleast_2d(np.asarray(query, np.float32))

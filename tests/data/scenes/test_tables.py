@@ -152,7 +152,7 @@ def test_too_few_scenes_for_a_subset_are_noted(tmp_path):
     assert any("reserved_kind" in note for note in written.notes)
 
 
-@pytest.mark.parametrize(("count", "size", "match"), [(0, 64, "at least one"), (3, 4, "16 pixels")])
+@pytest.mark.parametrize(("count", "size", "match"), [(0, 64, "at least one"), (3, 4, "16 to 4096"), (1, 5000, "16 to 4096")])
 def test_bad_numbers_are_refused(tmp_path, count, size, match):
     with pytest.raises(ValueError, match=match):
         write_scenes(tmp_path / "x", count, size)
@@ -188,6 +188,13 @@ def _edit(path, old, new):
 def test_errors_name_the_file_and_the_line(copy, name, old, new, match):
     _edit(copy / name, old, new)
     with pytest.raises(ValueError, match=match):
+        negation_data_from_folder(copy)
+
+
+def test_a_cell_beyond_any_caption_is_named(copy):
+    with open(copy / "captions.csv", "a", encoding="utf-8") as file:
+        file.write(f'images/000000.png,"{"a" * 200_000}",affirmative,,[],[],true\n')
+    with pytest.raises(ValueError, match=r"captions\.csv, line \d+: field larger than"):
         negation_data_from_folder(copy)
 
 

@@ -32,6 +32,7 @@ CHOICE_COLUMNS = (
 )
 TEMPLATES = {"affirmative": "positive", "negative": "negative", "hybrid": "hybrid"}
 """Form of the right answer, as NegBench's files name it."""
+MAX_SIZE = 4096  # pixels; beyond it, drawing one image would fill the memory
 
 
 @dataclass
@@ -62,7 +63,7 @@ def write_scenes(
     Args:
         folder: where to; made in a temporary folder beside it and renamed into place, so that it is never half written.
         count: number of scenes, at least 1.
-        size: side of the images in pixels, at least 16.
+        size: side of the images in pixels, 16 to 4096.
         seed, split: as in :func:`make_scenes`. Reserved wordings and denials of reserved kinds are written for ``"test"`` alone.
         overwrite: replace a folder that is not empty.
         advance: called with the number of images just written, for a progress bar.
@@ -77,8 +78,8 @@ def write_scenes(
     target = Path(folder).absolute()
     if count < 1:
         raise ValueError(f"draw at least one scene, not {count}")
-    if size < 16:
-        raise ValueError(f"scenes are drawn at 16 pixels or more, not {size}")
+    if not 16 <= size <= MAX_SIZE:
+        raise ValueError(f"scenes are drawn at 16 to {MAX_SIZE} pixels, not {size}")
     if target.exists() and not target.is_dir():
         raise FileExistsError(f"{target} is a file: choose another folder")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
