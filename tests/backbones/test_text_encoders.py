@@ -107,8 +107,9 @@ def test_shared_blocks_are_refused() -> None:
 
 def test_text_only_has_no_images(bert: Any) -> None:
     encoder = clipmend.load(bert[2], device="cpu")
-    with pytest.raises(TypeError, match="has no image side"):
+    with pytest.raises(TypeError, match="has no image side") as raised:
         encoder.encode_images([])
+    assert isinstance(raised.value, ValueError)  # which the command line shows as one line
     assert encoder.fingerprint.image == ""
 
 

@@ -108,7 +108,13 @@ def test_a_list_of_nouns_that_is_no_list_is_named(config: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("{", "not JSON"), ("[]", "expected an object"), ('{"steps": "3"}', "steps must be a whole number")]
+    ("content", "said"),
+    [
+        ("{", "not JSON"),
+        ("[" * 200_000, "not JSON"),
+        ("[]", "expected an object"),
+        ('{"steps": "3"}', "steps must be a whole number"),
+    ],
 )
 def test_a_config_that_is_none_is_named(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "bad.json"
@@ -116,6 +122,12 @@ def test_a_config_that_is_none_is_named(tmp_path: Path, content: str, said: str)
     message = failure("--text-only", "--config", path, "-o", tmp_path / "patch")
     assert str(path) in message
     assert said in message
+
+
+def test_a_config_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(b"\xff{}")
+    assert f"{path}: not JSON" in failure("--text-only", "--config", path, "-o", tmp_path / "patch")
 
 
 def test_a_patch_that_exists_is_not_written_over(world: Path, config: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from clipmend.backbones.tower import Pooling, TextTower
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["TextAndImageEncoder", "TextOnlyEncoder", "TextTower"]
+__all__ = ["NoImageSideError", "TextAndImageEncoder", "TextOnlyEncoder", "TextTower"]
 
 _FROM_ARRAY = "make an image of an array of pixels with PIL.Image.fromarray(array)"
 
@@ -180,6 +180,10 @@ class TextAndImageEncoder(DualEncoder):
         return TextStates(layers, tokens, token_layers, mask, eos, pooled, final)
 
 
+class NoImageSideError(TypeError, ValueError):
+    """Images were given to a text encoder. To a program it is the wrong type of encoder, on a command line a wrong argument."""
+
+
 class TextOnlyEncoder(TextAndImageEncoder):
     """A text encoder by itself, for diagnosis: it has no images.
 
@@ -197,9 +201,9 @@ class TextOnlyEncoder(TextAndImageEncoder):
         """Always raises: there is no image side.
 
         Raises:
-            TypeError: always.
+            NoImageSideError: always.
         """
-        raise TypeError(
+        raise NoImageSideError(
             f"{self.name} is a text encoder and has no image side; load an image-text model such as a CLIP to use images"
         )
 
@@ -212,7 +216,7 @@ class TextOnlyEncoder(TextAndImageEncoder):
         return self
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
-        raise TypeError(f"{self.name} has no image side")
+        raise NoImageSideError(f"{self.name} has no image side")
 
     def _image_digest(self) -> str:
         return ""

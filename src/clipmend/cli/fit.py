@@ -94,7 +94,7 @@ def fit(
     if config is not None:
         try:
             values = json.loads(config.read_text(encoding="utf-8-sig"))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{config}: not JSON ({error})") from error
         if not isinstance(values, dict):
             raise ValueError(f"{config}: expected an object of PeakPatchConfig's fields, not {type(values).__name__}")

@@ -123,6 +123,8 @@ def _embed_batch(
     results: list[np.ndarray | str]
     try:
         vectors = encoder.encode_images([image for _, image in batch], batch_size=batch_size, normalize=normalize)
+    except TypeError:  # the wrong kind of encoder, also where that is a ValueError too
+        raise
     except (ValueError, OSError) as error:  # what an encoder raises over one odd image; all else is not the image's fault
         if len(batch) > 1:
             return [result for item in batch for result in _embed_batch(encoder, [item], batch_size, normalize)]
