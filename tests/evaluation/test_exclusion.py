@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from tests.evaluation.fakes import LookupEncoder, random_unit
 
+from clipmend.data.phrases import photo_of, with_article
 from clipmend.evaluation import (
     ExclusionQuery,
     Presence,
@@ -20,7 +21,6 @@ from clipmend.evaluation import (
     read_presence,
 )
 from clipmend.evaluation.areas import macro, weighted_auroc
-from clipmend.data.phrases import photo_of, with_article
 
 # ---- AUROC ---------------------------------------------------------------------------------------------------------------------
 

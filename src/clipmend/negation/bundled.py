@@ -25,8 +25,8 @@ __all__ = ["PHOTOS_CONFIG", "fit_photos"]
 PHOTOS_CONFIG = PeakPatchConfig(
     peak=4, anchor=2, scn_layers=(4, 6), hidden=768, use_scn=False, steps=1500, ecn_learning_rate=1e-3, batch_size=96,
     # Class names are a rough stand-in for photographs: the arithmetic of the true parse leads to the end.
-    guidance_weight=10.0, guidance_strength=0.5, guidance_until=None, contrast_weight=0.05, preservation_weight=5.0, logit_scale=30.0,
-    text_only_weight=0.0,
+    guidance_weight=10.0, guidance_strength=0.5, guidance_until=None, contrast_weight=0.05, preservation_weight=5.0,
+    logit_scale=30.0, text_only_weight=0.0,
 )  # fmt: skip
 
 
@@ -41,7 +41,8 @@ def fit_photos(sets: int = 1920, seed: int = 0, config: PeakPatchConfig = PHOTOS
     """
     encoder = load_photos()
     data, images, groups = class_name_data(encoder, sets, seed)
-    return fit(encoder, replace(data, groups=groups.tolist()), replace(config, seed=seed), image_embeddings=images, progress=progress)
+    grouped = replace(data, groups=groups.tolist())
+    return fit(encoder, grouped, replace(config, seed=seed), image_embeddings=images, progress=progress)
 
 
 def main() -> None:

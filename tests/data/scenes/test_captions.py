@@ -29,7 +29,11 @@ from clipmend.data.scenes.world import plural, with_article
 
 seeds = st.integers(0, 10**6)
 RESERVED_TEXT = re.compile(RESERVED_PATTERN, re.IGNORECASE)
-DENIAL = re.compile(r"\b(no|not|without|never|cannot|isn't|doesn't|zero|missing|leaves? out|leaving out|empty of|clear of|minus|exclud(?:es|ing)|omit(?:s|ting)|aren't|won't)\b", re.IGNORECASE)
+DENIAL = re.compile(
+    r"\b(no|not|without|never|cannot|isn't|doesn't|zero|missing|leaves? out|leaving out|empty of|clear of|minus"
+    r"|exclud(?:es|ing)|omit(?:s|ting)|aren't|won't)\b",
+    re.IGNORECASE,
+)
 
 
 def _data(count=60, seed=4, split="test", subset="standard"):
