@@ -1,9 +1,10 @@
 """What the main job must reach, measured: mean of several fits on held-out scenes that nothing was trained or tuned on.
 
-    python benchmarks/acceptance.py --seeds 0 1 2 --json benchmarks/results/acceptance.json
+    python benchmarks/acceptance.py --seeds 0 1 2 --compare --json benchmarks/results/acceptance.json
 
-Fits one patch a seed for the bundled ``"scenes"`` backbone, on the same training scenes, and prints every bar beside what was
-reached, with the range over the fits. ``--smoke`` runs all of it small, to see that it runs.
+Fits one patch a seed for the bundled ``"scenes"`` backbone, on the same training scenes mixed with noun sets, and prints every bar
+beside what was reached, with the range over the fits; with ``--compare``, beside one fit on images only and one on text only.
+``--smoke`` runs all of it small, to see that it runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from rich.table import Table
 
 import clipmend
 from clipmend.backbones.base import DualEncoder
+from clipmend.data.nouns import load_nouns
 from clipmend.data.scenes import negation_data_from_folder, write_scenes
 from clipmend.evaluation import EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
 from clipmend.evaluation.results import write_json
@@ -78,6 +81,12 @@ def bars(
     return rows
 
 
+def nouns_without(reserved: Iterable[str]) -> list[str]:
+    """The shipped nouns but those of reserved kinds, so that a text-only fit has not denied one either."""
+    endings = tuple(reserved)
+    return [n.singular for n in load_nouns() if not any(word.endswith(endings) for word in n.singular.split())]
+
+
 def clipmend_reserved() -> list[str]:
     from clipmend.data.scenes import RESERVED_WORDINGS
 
@@ -93,8 +102,7 @@ def main() -> None:
     parser.add_argument("--test-seed", type=int, default=20261129, help="of the held-out scenes; tuning used others")
     parser.add_argument("--steps", type=int, default=None, help="default: the configuration's")
     parser.add_argument("--save", type=Path, default=None, metavar="PATCH", help="keep the first fit here, as float16")
-    parser.add_argument("--text-only-weight", type=float, default=None, help="0: images only")
-    parser.add_argument("--text-only", action="store_true", help="no image in the fit")
+    parser.add_argument("--compare", action="store_true", help="also one fit on images only and one on text only")
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
@@ -112,28 +120,27 @@ def main() -> None:
         backbone = measured(encoder, data, vectors)
         write_scenes(root / "train", args.train, size=64, seed=args.train_seed, split="train")
         training = negation_data_from_folder(root / "train")
-        fits, seconds = [], []
-        for seed in args.seeds:
+
+        seconds: list[float] = []
+
+        def one(kind: str, seed: int) -> tuple[clipmend.PeakPatch, dict[str, float]]:
+            """Fit a patch and measure it; fits share their features, which lie in ``root / "work"``."""
             began = time.monotonic()
             config = clipmend.PeakPatchConfig(seed=seed)
             if args.steps:
                 config = replace(config, steps=args.steps)
             if args.smoke:
                 config = replace(config, text_only_sets=192, hidden=64)
-            if args.text_only_weight is not None:
-                config = replace(config, text_only_weight=args.text_only_weight)
-            if args.text_only:
+            if kind == "images":
+                config = replace(config, text_only_weight=0.0)
+            if kind == "text":
                 mean = encoder.encode_images(list(training.images)[:500]).mean(0, keepdim=True)
-                patch = clipmend.fit(encoder, None, config, image_embeddings=mean, directory=root / "work")
+                patch = clipmend.fit(
+                    encoder, None, config, nouns=nouns_without(training.reserved), image_embeddings=mean, directory=root / "work"
+                )
             else:
                 patch = clipmend.fit(encoder, training, config, directory=root / "work")
             (root / "work" / "checkpoint.pt").unlink()  # the next fit shares the features, not the state
-            if args.save is not None and seed == args.seeds[0]:
-                patch.command = (
-                    f"clipmend scenes drawn --count {args.train} --size 64 --seed {args.train_seed} --split train && "
-                    f"clipmend fit scenes --data drawn -o patch --half --seed {seed}"
-                )
-                patch.save_pretrained(args.save, dtype=torch.float16)
             seconds.append(time.monotonic() - began)
             mended = patch.apply(encoder)
             values = measured(mended, data, vectors)
@@ -143,8 +150,20 @@ def main() -> None:
             plain = encoder.encode_texts(texts)
             values["kept"] = (plain * mended.encode_texts(texts)).sum(-1).mean().item()
             values["kept_gate"] = float(torch.equal(plain, patch.apply(encoder, gate=True).encode_texts(texts)))
+            console.print(f"fit {seed} ({kind}): {seconds[-1]:.0f} s, best step {patch.metrics['best_step']}")
+            return patch, values
+
+        fits: list[dict[str, float]] = []
+        for seed in args.seeds:
+            patch, values = one("mixed", seed)
             fits.append(values)
-            console.print(f"fit {seed}: {seconds[-1]:.0f} s, best step {patch.metrics['best_step']}")
+            if args.save is not None and seed == args.seeds[0]:
+                patch.command = (
+                    f"clipmend scenes drawn --count {args.train} --size 64 --seed {args.train_seed} --split train && "
+                    f"clipmend fit scenes --data drawn -o patch --half --seed {seed}"
+                )
+                patch.save_pretrained(args.save, dtype=torch.float16)
+        others = {kind: one(kind, args.seeds[0])[1] for kind in ("images", "text")} if args.compare else {}
         baselines: dict[str, dict[str, float]] = {}
         if not args.no_baselines:
             write_scenes(root / "validation", 300, size=64, seed=999, split="train")
@@ -163,17 +182,23 @@ def main() -> None:
                 }
     title = f"{args.test} held-out scenes, {len(fits)} fits of {patch.metrics['steps']} steps on {args.train} training scenes"
     table = Table(title=title, title_justify="left")
-    for column in ("", "backbone", "bar", "mean", "lowest", "highest"):
+    for column in ("", "backbone", "bar", "mean", "lowest", "highest", *(f"{kind} only" for kind in others)):
         table.add_column(column, justify="left" if column in ("", "bar") else "right")
     rows = bars(backbone, fits, baselines)
-    for what, value, bar, reached in rows:
+    beside = [bars(backbone, [values], baselines) for values in others.values()]
+    for number, (what, value, bar, reached) in enumerate(rows):
         three = [f"{f(reached):.3f}" for f in (np.mean, np.min, np.max)] if reached else ["", "", ""]
-        table.add_row(what, f"{value:.3f}", bar, *three)
+        single = [f"{other[number][3][0]:.3f}" if other[number][3] else "" for other in beside]
+        table.add_row(what, f"{value:.3f}", bar, *three, *single)
     console.print(table)
     console.print(f"seconds a fit, features included: {', '.join(f'{s:.0f}' for s in seconds)}; threads {torch.get_num_threads()}")
     if args.json:
         rivals = {name: _clean(values) for name, values in baselines.items()}
-        write_json(args.json, {"backbone": _clean(backbone), "fits": [_clean(fit) for fit in fits], "baselines": rivals})
+        kinds = {kind: _clean(values) for kind, values in others.items()}
+        write_json(
+            args.json,
+            {"backbone": _clean(backbone), "fits": [_clean(fit) for fit in fits], "others": kinds, "baselines": rivals},
+        )
     if encoder.fingerprint != before or clipmend.load("scenes").fingerprint != before:
         sys.exit("the backbone changed")
 

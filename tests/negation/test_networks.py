@@ -157,6 +157,24 @@ def test_ablations_change_what_the_mlp_reads(options: dict[str, bool], inputs: i
     assert torch.equal(plain, ecn.delta(tokens + 1, mask, peak, anchor)) == ecn.eos_only
 
 
+def test_the_final_embedding_is_read_only_where_asked_for() -> None:
+    ecn = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, use_final=True).eval()
+    nn.init.normal_(ecn.mlp[-1].weight)
+    assert ecn.mlp[0].in_features == 4 * 16 + 8
+    tokens, mask = padded(2, 5, 16, torch.float32)
+    states, embedding = (tokens, mask, torch.randn(2, 16), torch.randn(2, 16)), torch.randn(2, 8)
+    delta = ecn.delta(*states, embedding)
+    assert not torch.allclose(delta, ecn.delta(*states, embedding.flip(0)))
+    torch.testing.assert_close(delta, ecn.delta(*states, 3 * embedding))  # its direction counts, not its length
+    expected = F.normalize(F.normalize(embedding, dim=-1) + 0.5 * delta, dim=-1)
+    torch.testing.assert_close(ecn(embedding, *states), expected)
+    with pytest.raises(ValueError, match="use_final"):
+        ecn.delta(*states)
+    published = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4).eval()
+    assert torch.equal(published.delta(*states, embedding), published.delta(*states))
+    assert not EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, eos_only=True, use_final=True).use_final
+
+
 def test_initial_values_and_start_near_the_plain_embedding() -> None:
     torch.manual_seed(0)
     ecn = EmbeddingCorrectionNetwork(128, 128).eval()

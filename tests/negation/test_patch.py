@@ -63,7 +63,9 @@ def by_hand(encoder: DualEncoder, patch: PeakPatch, text: str, strength: float =
     assert states.embedding is not None
     ecn = patch.ecn.eval()
     with torch.no_grad():
-        delta = ecn.delta(states.tokens_at(c.peak), states.mask, states.eos_at(c.peak), states.eos_at(c.anchor))[0]
+        delta = ecn.delta(states.tokens_at(c.peak), states.mask, states.eos_at(c.peak), states.eos_at(c.anchor), states.embedding)[
+            0
+        ]
         unit = F.normalize(F.normalize(states.embedding[0], dim=-1) + strength * ecn.log_alpha.exp() * delta, dim=-1)
         layers = [F.normalize(encoder.project(states.pooled_at(k)[0]), dim=-1) for k in c.scn_layers[:-1]]
     return unit, states.embedding[0].norm(), torch.stack([*layers, unit])
@@ -228,7 +230,9 @@ def test_several_threads_at_once(encoder: RandomDualEncoder, patch: PeakPatch) -
             assert torch.equal(actual, wanted)
 
 
-@pytest.mark.parametrize("options", [{"use_anchor": False}, {"use_pool": False}, {"eos_only": True}, {"use_scn": False}])
+@pytest.mark.parametrize(
+    "options", [{"use_anchor": False}, {"use_pool": False}, {"eos_only": True}, {"use_scn": False}, {"use_final": True}]
+)
 def test_ablations_work_end_to_end(encoder: RandomDualEncoder, options: dict[str, bool], tmp_path: Path) -> None:
     patch = strong(PeakPatch.untrained(encoder, PeakPatchConfig(hidden=32, context=16, **options)))
     mended = patch.apply(encoder)

@@ -54,6 +54,7 @@ class PeakPatchConfig:
         use_anchor: False: ablation without the anchor layer.
         use_pool: False: ablation without the mean of the peak's tokens.
         eos_only: True: ablation that reads the peak's sentence token alone.
+        use_final: the ECN also reads the final embedding (our extension; the published network does not).
         use_scn: also train a network that corrects scores (multiple choice, re-ranking).
         context: size of the SCN's text and cross summaries.
         bound: largest correction of a score by the SCN.
@@ -99,6 +100,7 @@ class PeakPatchConfig:
     use_anchor: bool = True
     use_pool: bool = True
     eos_only: bool = False
+    use_final: bool = False
     use_scn: bool = True
     context: int = 128
     bound: float = 0.2

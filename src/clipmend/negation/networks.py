@@ -99,8 +99,11 @@ class EmbeddingCorrectionNetwork(nn.Module):
         dropout: in the attention and the MLP, in training only.
         use_anchor: read the anchor layer (ablation "no anchor": False).
         use_pool: read the mean of the peak's tokens (ablation "no pool": False).
-        eos_only: read nothing but the sentence token of the peak layer (ablation "CLS only"); overrides both of the above, and
+        eos_only: read nothing but the sentence token of the peak layer (ablation "CLS only"); overrides the above and below, and
             there is no attention.
+        use_final: also read the final embedding, scaled by ``sqrt(D)`` to the size of a normed state. Not in the published
+            network. The last layer has lost *whether* a thing is denied but still names the thing, in the very space the
+            correction lives in: what a denied thing's direction is need not be learned a noun at a time.
     """
 
     def __init__(
@@ -113,16 +116,18 @@ class EmbeddingCorrectionNetwork(nn.Module):
         use_anchor: bool = True,
         use_pool: bool = True,
         eos_only: bool = False,
+        use_final: bool = False,
     ) -> None:
         super().__init__()
         self.text_width, self.embed_dim = text_width, embed_dim
+        self.use_final = use_final and not eos_only
         self.use_anchor, self.use_pool, self.eos_only = use_anchor and not eos_only, use_pool and not eos_only, eos_only
         if not eos_only:
             self.attention = FoldedAttention(text_width, heads, dropout)
             self.attention_norm = nn.LayerNorm(text_width)
         inputs = 1 + (not eos_only) + self.use_anchor + self.use_pool
         self.mlp = nn.Sequential(
-            nn.Linear(inputs * text_width, hidden),
+            nn.Linear(inputs * text_width + (embed_dim if self.use_final else 0), hidden),
             nn.LayerNorm(hidden),
             nn.GELU(),
             nn.Dropout(dropout),
@@ -157,12 +162,18 @@ class EmbeddingCorrectionNetwork(nn.Module):
         Returns:
             ``[B, D]`` of unit length.
         """
-        delta = self.delta(peak_tokens, mask, peak_eos, anchor_eos)
+        delta = self.delta(peak_tokens, mask, peak_eos, anchor_eos, embedding)
         strength = self.log_alpha.exp() if alpha is None else alpha
         return F.normalize(F.normalize(embedding.to(delta.dtype), dim=-1) + strength * delta, dim=-1)
 
-    def delta(self, peak_tokens: Tensor, mask: Tensor, peak_eos: Tensor, anchor_eos: Tensor) -> Tensor:
-        """The correction itself, ``[B, D]``; arguments as for :meth:`forward`."""
+    def delta(
+        self, peak_tokens: Tensor, mask: Tensor, peak_eos: Tensor, anchor_eos: Tensor, embedding: Tensor | None = None
+    ) -> Tensor:
+        """The correction itself, ``[B, D]``; arguments as for :meth:`forward`, ``embedding`` only read with ``use_final``.
+
+        Raises:
+            ValueError: ``use_final`` without an ``embedding``.
+        """
         dtype = self.log_alpha.dtype  # features may be stored in half precision
         inputs = [peak_eos.to(dtype)]
         if not self.eos_only:
@@ -172,6 +183,10 @@ class EmbeddingCorrectionNetwork(nn.Module):
             inputs.append(anchor_eos.to(dtype))
         if self.use_pool:
             inputs.append(masked_mean(peak_tokens, mask))
+        if self.use_final:
+            if embedding is None:
+                raise ValueError("this network reads the final embedding too (use_final), but none was given")
+            inputs.append(F.normalize(embedding.to(dtype), dim=-1) * math.sqrt(self.embed_dim))
         return self.mlp(torch.cat(inputs, -1))
 
 

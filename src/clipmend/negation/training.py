@@ -136,7 +136,7 @@ class _Run:
         assert config.scn_layers is not None
         self.ecn = EmbeddingCorrectionNetwork(
             config.text_width, config.embed_dim, config.hidden, config.heads, config.dropout,
-            config.use_anchor, config.use_pool, config.eos_only,
+            config.use_anchor, config.use_pool, config.eos_only, config.use_final,
         ).to(self.device)  # fmt: skip
         self.scn: ScoreCorrectionNetwork | None = None
         if config.use_scn:
@@ -290,7 +290,9 @@ class _Run:
         features = source.texts.batch(triples.negated, device=self.device)
         originals = source.texts.batch(triples.originals, device=self.device)["embedding"]
         target = originals - features["embedding"]
-        delta = self.ecn.delta(features["peak_tokens"], features["mask"], features["peak_eos"], features["anchor_eos"])
+        delta = self.ecn.delta(
+            features["peak_tokens"], features["mask"], features["peak_eos"], features["anchor_eos"], features["embedding"]
+        )
         return {"pretrain": F.mse_loss(delta, target) + (1 - F.cosine_similarity(delta, target, dim=-1)).mean()}
 
     # ---- the loop ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from clipmend.negation.sampling import Source
 
 __all__ = ["Validation", "auroc"]
 
+_MANY_IMAGES = 40
+
 Correct = Callable[[np.ndarray], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -28,23 +30,28 @@ def auroc(positive: Tensor, negative: Tensor) -> float:
 
 
 class Validation:
-    """A fixed sample of questions, exclusion captions and plain captions of held-out images.
+    """A fixed sample of questions, exclusion captions, hybrid and plain captions of held-out images.
 
     Args:
         source: the held-out images with their captions.
         questions: most questions asked.
         queries: most negative captions ranked against the images.
+        hybrids: most captions that assert and deny, each looking for its own image.
         plain: most affirmative captions checked for having stayed in place.
         seed: fixes the sample.
     """
 
-    def __init__(self, source: Source, *, questions: int = 300, queries: int = 250, plain: int = 250, seed: int = 0) -> None:
+    def __init__(
+        self, source: Source, *, questions: int = 300, queries: int = 250, hybrids: int = 250, plain: int = 250, seed: int = 0
+    ) -> None:
         self.source = source
         rng = np.random.default_rng((seed, 3))
         self.questions = [source.questions[k] for k in _some(rng, len(source.questions), questions)]
         affirmative = [row for rows in source.affirmative.values() for row in rows]
         self.plain = np.array([affirmative[k] for k in _some(rng, len(affirmative), plain)], np.int64)
         chosen = source.chosen.tolist()
+        hybrid = [row for rows in source.negated.values() for row in rows if source.data.captions[row].form == "hybrid"]
+        self.hybrids = np.array([hybrid[k] for k in _some(rng, len(hybrid), hybrids)], np.int64)
         self.queries, truths = np.zeros(0, np.int64), np.zeros((len(chosen), 0), np.int8)
         if source.queries and chosen:
             # More candidates than needed: a query that no held-out image contradicts says nothing.
@@ -55,9 +62,10 @@ class Validation:
         self.truth = torch.from_numpy(truths)
 
     def measure(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
-        """Metrics in percent-free units: ``choice_ecn``, ``choice`` (with the SCN), ``exclusion`` (AUROC), ``kept`` (cosine).
+        """Metrics in percent-free units: ``choice_ecn``, ``choice`` (with the SCN), ``exclusion`` (AUROC), ``recall`` (R@5 of
+        the image of a caption that asserts and denies, among the held-out images), ``kept`` (cosine).
 
-        ``score`` is the mean of choice and exclusion, less what plain captions moved beyond a cosine of .95.
+        ``score`` is the mean of choice, exclusion and recall, less what plain captions moved beyond a cosine of .95.
         """
         out: dict[str, float] = {}
         parts = []
@@ -72,12 +80,22 @@ class Validation:
             ]
             out["exclusion"] = float(np.nanmean(values))
             parts.append(out["exclusion"])
+        if len(self.hybrids) and len(self.source.chosen) > _MANY_IMAGES:  # among fewer, rank 5 says little
+            out["recall"] = self._recall(_in_chunks(correct, self.hybrids)[0])
+            parts.append(out["recall"])
         out["score"] = float(np.mean(parts)) if parts else 0.0
         if len(self.plain):
             corrected, original, _ = _in_chunks(correct, self.plain)
             out["kept"] = float((corrected * original).sum(-1).mean())
             out["score"] -= max(0.0, 0.95 - out["kept"])
         return out
+
+    def _recall(self, corrected: Tensor) -> float:
+        place = {image: k for k, image in enumerate(self.source.chosen.tolist())}
+        own = torch.tensor([place[self.source.data.captions[row].image] for row in self.hybrids.tolist()])
+        scores = corrected @ self.source.images[self.source.chosen].T  # [H, N]
+        at_least = (scores >= scores.gather(1, own[:, None])).sum(1)  # ties count against
+        return float((at_least <= 5).float().mean())
 
     def _choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
         most = min(len(q.options) for q in self.questions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -195,3 +196,57 @@ def test_two_captions_an_image_leave_the_other_out():
             over_texts = right + sum(torch.exp(scale * v[i] @ t[k, d]) for k in range(3) for d in range(2) if k != i)
             terms.append(-torch.log(right / over_images) - torch.log(right / over_texts))
     torch.testing.assert_close(pair(pixels, text), torch.stack(terms).mean() / 2)
+
+
+def test_captions_true_of_another_image_are_in_no_denominator():
+    from clipmend.backbones.scenes.train import AlignedPair
+
+    torch.manual_seed(0)
+    pair = AlignedPair(ImageTowerConfig(width=32, depth=1, heads=2), torch.zeros(384))
+    pixels, texts = torch.randn(3, 3, 64, 64), torch.randn(3, 2, 384)
+    truth = torch.zeros(3, 6, dtype=torch.bool)
+    truth[0, 3] = truth[2, 0] = truth[1, 2] = True  # the last is an image's own caption, which changes nothing
+    loss = pair(pixels, texts, truth)
+    v = torch.nn.functional.normalize(pair.image(pixels), dim=-1)
+    t = torch.nn.functional.normalize(pair.text_projection(texts), dim=-1).flatten(0, 1)
+    z = (pair.log_scale.exp() * v @ t.T).tolist()
+    terms = []
+    for caption in range(6):
+        own = caption // 2
+        others = [i for i in range(3) if i != own and not truth[i, caption]]
+        terms.append(-math.log(math.exp(z[own][caption]) / sum(math.exp(z[i][caption]) for i in [own, *others])))
+        rivals = [c for c in range(6) if c // 2 != own and not truth[own, c]]
+        terms.append(-math.log(math.exp(z[own][caption]) / sum(math.exp(z[own][c]) for c in [caption, *rivals])))
+    torch.testing.assert_close(loss.item(), sum(terms) / 12, rtol=1e-4, atol=1e-5)
+
+
+def test_residual_blocks_put_into_a_trained_tower_change_nothing_at_first(tmp_path):
+    from clipmend.backbones.scenes.model import ImageTower
+
+    torch.manual_seed(0)
+    plain = ImageTower(ImageTowerConfig(width=32, depth=1, heads=2))
+    grown = ImageTower(ImageTowerConfig(width=32, depth=1, heads=2, residual_blocks=2))
+    grown.load_state_dict({**grown.state_dict(), **plain.state_dict()})
+    pixels = torch.randn(2, 3, 64, 64)
+    assert torch.equal(plain(pixels), grown(pixels))
+    torch.nn.init.normal_(grown.residuals[0].body[-1].weight)
+    assert not torch.allclose(plain(pixels), grown(pixels))
+
+
+def test_varied_images_are_mirrored_and_moved_and_nothing_else():
+    from clipmend.backbones.scenes.train import varied
+
+    pixels = torch.randint(0, 255, (12, 8, 8, 3), dtype=torch.uint8)
+    seen = set()
+    for row, image in zip(pixels, varied(pixels, np.random.default_rng(0)), strict=True):
+        found = []
+        for mirrored in (False, True):
+            base = np.pad((row.flip(1) if mirrored else row).numpy(), ((2, 2), (2, 2), (0, 0)), "edge")
+            for down in range(5):
+                for right in range(5):
+                    if np.array_equal(base[down : down + 8, right : right + 8], image.numpy()):
+                        found.append((mirrored, down, right))
+        assert len(found) == 1
+        seen.add(found[0])
+    assert len(seen) > 6
+    assert {mirrored for mirrored, _, _ in seen} == {False, True}

@@ -23,6 +23,8 @@ class ImageTowerConfig:
         depth: number of transformer blocks.
         heads: attention heads.
         embed_dim: size of the joint space.
+        residual_blocks: residual convolution blocks in the stem, at a quarter of the resolution. An object of a dozen pixels
+            spans three cells there; without them no unit sees all of it through more than two nonlinearities.
     """
 
     image_size: int = 64
@@ -30,9 +32,29 @@ class ImageTowerConfig:
     depth: int = 3
     heads: int = 6
     embed_dim: int = 384
+    residual_blocks: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class ResidualConvolution(nn.Module):
+    """``x + conv(gelu(norm(conv(gelu(norm(x))))))``; the last convolution starts at zero, so that a block put into a trained
+    tower changes nothing at first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        last = nn.Conv2d(width, width, 3, 1, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)  # type: ignore[arg-type]  # typed as optional
+        self.body = nn.Sequential(
+            nn.GroupNorm(1, width), nn.GELU(), nn.Conv2d(width, width, 3, 1, 1),
+            nn.GroupNorm(1, width), nn.GELU(), last,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, width, H, W]``, and the same back."""
+        return x + self.body(x)
 
 
 class ImageTower(nn.Module):
@@ -52,6 +74,7 @@ class ImageTower(nn.Module):
             nn.Conv2d(w // 2, w, 3, 2, 1), nn.GroupNorm(1, w), nn.GELU(),
             nn.Conv2d(w, w, 1),
         )  # fmt: skip
+        self.residuals = nn.ModuleList(ResidualConvolution(w // 2) for _ in range(config.residual_blocks))
         self.position = nn.Parameter(torch.randn((config.image_size // 8) ** 2, w) * 0.02)
         block = nn.TransformerEncoderLayer(w, config.heads, 4 * w, 0.0, "gelu", batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(block, config.depth, enable_nested_tensor=False)
@@ -61,7 +84,10 @@ class ImageTower(nn.Module):
 
     def tokens(self, pixels: Tensor) -> Tensor:
         """``[B, 3, S, S]`` pixels (of :func:`pixels_of`) to ``[B, (S/8)^2, width]`` normed patch tokens."""
-        x = self.stem(pixels).flatten(2).transpose(1, 2)  # [B, P, W]
+        x = self.stem[:6](pixels)  # [B, W/2, S/4, S/4]
+        for block in self.residuals:
+            x = block(x)
+        x = self.stem[6:](x).flatten(2).transpose(1, 2)  # [B, P, W]
         return self.norm(self.blocks(x + self.position))
 
     def patch_embeddings(self, pixels: Tensor) -> Tensor:
