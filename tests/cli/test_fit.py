@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import clipmend
@@ -133,3 +136,66 @@ def test_a_config_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_a_patch_that_exists_is_not_written_over(world: Path, config: Path, tmp_path: Path) -> None:
     assert "exists already" in failure("--data", world, "-o", tmp_path)
     assert "exists already" in failure("--data", world, "-o", config)
+
+
+class Failing(RandomDualEncoder):
+    """Gives up, or is interrupted, after so many passes over images and texts; ``None``: an image embedding is not a number."""
+
+    def __init__(self, after: int | None, error: type[BaseException] = ValueError) -> None:
+        super().__init__()
+        self.after, self.error = after, error
+
+    def _count(self) -> None:
+        if self.after is not None and self.image_passes + self.text_passes >= self.after:
+            raise self.error("no further")
+
+    def encode_images(self, images: Any, **options: Any) -> torch.Tensor:
+        self._count()
+        rows = super().encode_images(images, **options)
+        return rows if self.after is not None else rows * float("nan")
+
+    def text_states(self, *arguments: Any, **options: Any) -> Any:
+        self._count()
+        return super().text_states(*arguments, **options)
+
+
+@pytest.mark.parametrize("encoder_of", [lambda: Failing(None), lambda: Failing(0), lambda: Failing(0, KeyboardInterrupt)])
+@pytest.mark.parametrize("work", [None, "new/work"])
+def test_a_fit_that_fails_early_leaves_nothing(
+    world: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder_of: Callable[[], Failing], work: str | None
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: encoder_of())
+    where = [] if work is None else ["--work", home / work]
+    result = runner.invoke(app, ["fit", "random", *map(str, ["--data", world, "--config", config, "-o", home / "patch", *where])])
+    assert result.exit_code != 0
+    assert list(home.iterdir()) == []
+
+
+def test_a_fit_that_fails_late_keeps_what_it_made_and_goes_on(
+    world: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--data", world, "--images-only", "--config", config, "-o", tmp_path / "patch"]
+    stopped = Failing(1)  # the images are one pass: the captions fail
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: stopped)
+    assert "no further" in failure(*arguments)
+    features = tmp_path / "patch.work" / "features"
+    assert [p.name for p in features.iterdir()] == ["images"]
+    whole = RandomDualEncoder()
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: whole)
+    run(*arguments)
+    assert whole.image_passes == 0  # taken from the work folder
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["patch", "small.json"]
+
+
+def test_nouns_that_no_training_would_read_are_refused(world: Path, config: Path, tmp_path: Path) -> None:
+    nouns = tmp_path / "nouns.txt"
+    nouns.write_text("\n".join(f"thing{k}" for k in range(9)), encoding="utf-8")
+    given = ["--data", world, "--config", config, "--nouns", nouns, "-o", tmp_path / "patch"]
+    assert "--nouns has no use" in failure(*given, "--images-only")
+    assert "--nouns has no use" in failure(*given, "--objective", "released")
+
+
+def test_a_work_folder_that_is_a_file_is_named(world: Path, config: Path, tmp_path: Path) -> None:
+    assert "--work wants a folder" in failure("--data", world, "--work", config, "-o", tmp_path / "patch")

@@ -208,6 +208,30 @@ def test_killed_anywhere_the_bytes_are_those_of_an_uninterrupted_run(
     assert tree(folder) == tree(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("passes", [0, 3])
+def test_an_error_keeps_whole_units_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: int, error: type[BaseException]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    original = np.save
+
+    def save(file, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if len(list((tmp_path / "mine" / "new" / "features").glob("unit-?????"))) == passes:
+            Path(file).write_bytes(b"half")
+            raise error("disk full")
+        original(file, *args, **kwargs)
+
+    monkeypatch.setattr(np, "save", save)
+    folder = tmp_path / "mine" / "new" / "features"
+    with pytest.raises(error, match="disk full"):
+        extract_text_features(RandomDualEncoder(), captions(60), **LAYERS, shard_size=9, directory=folder)
+    stays = ["manifest.json", *(f"unit-{k:05d}" for k in range(passes))] if passes else []
+    assert sorted(path.name for path in folder.glob("*")) == stays
+    assert (tmp_path / "mine").is_dir()  # was there before
+    assert (tmp_path / "mine" / "new").exists() == bool(passes)
+
+
 PROGRAM = """
 import sys, time
 sys.path.insert(0, {tests!r})

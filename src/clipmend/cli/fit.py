@@ -90,6 +90,8 @@ def fit(
         raise ValueError("--index belongs to --text-only; with --data the images themselves tell where they lie")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists already; choose a new folder for the patch, or delete it")
+    if work is not None and work.exists() and not work.is_dir():
+        raise NotADirectoryError(f"{work} is a file; --work wants a folder")
     values = {}
     if config is not None:
         try:
@@ -104,6 +106,11 @@ def fit(
         "use_scn": False if no_scn else None, "gate": True if gate else None, "text_only_weight": 0.0 if images_only else None,
     }  # fmt: skip
     chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    if nouns is not None and data is not None and (chosen.objective == "released" or not chosen.text_only_weight):
+        raise ValueError(
+            "--nouns has no use in a fit from images alone, which --images-only, a text_only_weight of 0 and the objective "
+            "'released' ask for; leave it out"
+        )
     if steps is not None:
         chosen = replace(chosen, epochs=None)  # which would come before the steps
     words = None

@@ -15,7 +15,7 @@ import platform
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,14 @@ class UnitFolder:
         self.what = what
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; {what} need a folder")
+        self._made: list[Path] = []
         found = read_manifest(self.path, what)
         if found is None:
             foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(MANIFEST)] if self.path.exists() else []
             if foreign:
                 raise ValueError(f"{self.path} is not empty and holds no {what} (but {foreign[0]!r}): give an empty or new folder")
+            # The folder and those above it that are not there yet, the innermost first.
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             _write_beside(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n")
             found = manifest
@@ -91,36 +94,59 @@ class UnitFolder:
             )
 
     def run(self, make: Callable[[int, int], Arrays], *, progress: bool = False) -> None:
-        """Make the units that are missing, with ``make(first, last) -> {name: array}``; check the others and remake the damaged."""
+        """Make the units that are missing, with ``make(first, last) -> {name: array}``; check the others and remake the damaged.
+
+        Whole units outlive an error or an interruption. Where there is none yet, nothing stays of what was made for this folder.
+        """
         with _alone(self.path, self.what):
-            for leftover in self.path.glob("*.tmp-*"):
-                if leftover.is_dir():
-                    shutil.rmtree(leftover)
-                else:
-                    leftover.unlink()
-            units = self.manifest["units"]
-            for unit in track(units, len(units), self.what, progress):
-                place = self.path / unit["id"]
-                if place.exists():
-                    damage = find_damage(place, digests=True)
-                    if damage is None:
-                        continue
-                    warnings.warn(f"{self.what}: {damage}; made again", stacklevel=2)
-                    # Renamed away first: a kill during the removal must not leave half a unit under its own name.
-                    doomed = place.rename(place.with_name(f"{unit['id']}.tmp-damaged"))
-                    shutil.rmtree(doomed)
-                self._write(place, make(unit["first"], unit["last"]))
+            try:
+                self._run(make, progress)
+            except (Exception, KeyboardInterrupt):
+                self._leave_nothing_empty()
+                raise
+
+    def _run(self, make: Callable[[int, int], Arrays], progress: bool) -> None:
+        for leftover in self.path.glob("*.tmp-*"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+        units = self.manifest["units"]
+        for unit in track(units, len(units), self.what, progress):
+            place = self.path / unit["id"]
+            if place.exists():
+                damage = find_damage(place, digests=True)
+                if damage is None:
+                    continue
+                warnings.warn(f"{self.what}: {damage}; made again", stacklevel=3)
+                # Renamed away first: a kill during the removal must not leave half a unit under its own name.
+                doomed = place.rename(place.with_name(f"{unit['id']}.tmp-damaged"))
+                shutil.rmtree(doomed)
+            self._write(place, make(unit["first"], unit["last"]))
+
+    def _leave_nothing_empty(self) -> None:
+        """Remove a folder without a unit, and those above it that were made for it and hold nothing else."""
+        if any((self.path / unit["id"]).is_dir() for unit in self.manifest["units"]):
+            return
+        with suppress(OSError):  # the error that brought us here is the one to show
+            (self.path / MANIFEST).unlink(missing_ok=True)
+            for folder in self._made or [self.path]:
+                folder.rmdir()
 
     def _write(self, place: Path, arrays: Mapping[str, np.ndarray]) -> None:
         beside = place.with_name(f"{place.name}.tmp-{os.getpid()}")
         beside.mkdir()
-        files = {}
-        for name, array in arrays.items():
-            file = beside / f"{name}.npy"
-            np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-            files[file.name] = {"size": file.stat().st_size, "sha256": _sha256(file)}
-        (beside / "unit.json").write_text(json.dumps({"files": files}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        beside.rename(place)
+        try:
+            files = {}
+            for name, array in arrays.items():
+                file = beside / f"{name}.npy"
+                np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+                files[file.name] = {"size": file.stat().st_size, "sha256": _sha256(file)}
+            (beside / "unit.json").write_text(json.dumps({"files": files}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            beside.rename(place)
+        except (Exception, KeyboardInterrupt):  # a full disk, say
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
 
     def read(self, *, digests: bool = False) -> list[Arrays]:
         """Every unit's arrays, memory-mapped read-only, in order.
