@@ -23,7 +23,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +39,7 @@ __all__ = [
     "ImageSource",
     "contact_sheet",
     "display_path",
+    "find_image",
     "find_images",
     "open_image",
 ]
@@ -281,6 +282,19 @@ def _stretch(values: np.ndarray, low: float, high: float) -> np.ndarray:
     if high == low:  # constant: no range to stretch, so the nearest 8-bit value
         return np.clip(values, 0, 255)
     return np.rint((values - low) * (255.0 / (high - low)))
+
+
+def find_image(name: str, root: Path) -> Path | None:
+    """The file that a table means by ``name``: as written, or under ``root``; else its last part in ``root`` or its ``images``.
+
+    Published tables name the folders of the machine that made them, hence the second try.
+    """
+    written = Path(name)
+    last = PureWindowsPath(name).name if "\\" in name else PurePosixPath(name).name
+    for candidate in (written if written.is_absolute() else root / written, root / last, root / "images" / last):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 def find_images(folder: str | os.PathLike[str], *, on_error: Callable[[Path, str], None] | None = None) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,24 +11,12 @@ import torch
 from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder, PreparedTexts
+from clipmend.data.images import find_image
 
 __all__ = ["ImageEmbeddings", "OnMissing", "find_image", "image_vectors", "pair_scores", "prepared_texts"]
 
 ImageEmbeddings = Tensor | np.ndarray | Mapping[str, "Tensor | np.ndarray"]
 OnMissing = Literal["error", "skip"]
-
-
-def find_image(name: str, root: Path) -> Path | None:
-    """The file that a table means by ``name``: as written, or under ``root``; else its last part in ``root`` or its ``images``.
-
-    Published tables name the folders of the machine that made them, hence the second try.
-    """
-    written = Path(name)
-    last = PureWindowsPath(name).name if "\\" in name else PurePosixPath(name).name
-    for candidate in (written if written.is_absolute() else root / written, root / last, root / "images" / last):
-        if candidate.is_file():
-            return candidate
-    return None
 
 
 def image_vectors(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +19,7 @@ from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, distinct, imag
 from clipmend.evaluation.intervals import bootstrap_mean, cluster_sums, median_interval, wilson
 from clipmend.evaluation.ranking import oracle_recall, ranks_both_ways, rerank_both_ways
 from clipmend.evaluation.results import Measure, Result, items_digest, model_names
-from clipmend.evaluation.tables import duplicates_note, parse_field, problem, read_table, text_field
+from clipmend.evaluation.tables import duplicates_note, parse_field, read_table, text_field, texts_field
 
 __all__ = ["RetrievalData", "RetrievalResult", "evaluate_retrieval", "read_retrieval"]
 
@@ -85,7 +84,7 @@ def read_retrieval(path: str | Path) -> RetrievalData:
     seen: set[tuple[int, str]] = set()
     repeated = 0
     for line, row in rows:
-        captions = _caption_list(path, line, row[column]) if column == "captions" else [text_field(path, line, row, column)]
+        captions = texts_field(path, line, row[column]) if column == "captions" else [text_field(path, line, row, column)]
         parse = parse_field(path, line, row.get("parse", ""), captions)
         image = images.setdefault(text_field(path, line, row, "filepath"), len(images))
         for position, text in enumerate(captions):
@@ -106,18 +105,6 @@ def read_retrieval(path: str | Path) -> RetrievalData:
     if shared:
         notes.append(f"{path.name}: {shared} captions stand under more than one image: each is a query and ties with the others")
     return RetrievalData(list(images), texts, np.array(image_of, np.int64), parses, str(path), notes)
-
-
-def _caption_list(path: Path, line: int, text: str) -> list[str]:
-    try:
-        content = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        raise problem(path, line, f"captions is no list of texts: {text[:60]!r}") from None
-    if not isinstance(content, (list, tuple)) or not all(isinstance(caption, str) for caption in content):
-        raise problem(path, line, f"captions is no list of texts: {text[:60]!r}")
-    if not content or not all(caption.strip() for caption in content):
-        raise problem(path, line, "captions is empty, or one of them is")
-    return [caption.strip() for caption in content]
 
 
 @dataclass
