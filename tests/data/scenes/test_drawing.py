@@ -1,5 +1,8 @@
 """What is drawn: deterministic, within bounds, the same truth at any resolution, visible in front of its background."""
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +21,7 @@ from clipmend.data.scenes import (
     scene_facts,
 )
 from clipmend.data.scenes.draw import overlap
+from clipmend.data.scenes.shapes import SHAPES, shapes
 from clipmend.data.scenes.sprites import VARIANTS, backdrop, extent, sprite
 from clipmend.data.scenes.world import DENIABLE_KINDS, allowed_colours
 
@@ -70,6 +74,16 @@ def test_a_seed_fixes_scenes_and_pixels_whatever_the_count():
     few, many = make_scenes(5, 11, "test"), make_scenes(40, 11, "test")
     assert few == many[:5]
     assert [render(s, 48).tobytes() for s in few] == [render(s, 48).tobytes() for s in many[:5]]
+
+
+def test_the_looks_are_those_that_the_bundled_weights_were_trained_on():
+    """Every outline of every kind, to four decimals: another look needs other weights and patches."""
+    outlines = [
+        [kind, [[s.role, round(s.width, 4), [[round(x, 4), round(y, 4)] for x, y in s.points]] for s in shapes(kind)]]
+        for kind in SHAPES
+    ]
+    digest = hashlib.sha256(json.dumps(outlines).encode()).hexdigest()
+    assert digest == "014ef06b5c2131b93e00b31c72d8a89cd3aedde42d7ab1295f4ee7b0e276b00d"
 
 
 def test_train_and_test_share_no_scene():

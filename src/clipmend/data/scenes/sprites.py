@@ -8,7 +8,8 @@ from functools import cache, lru_cache
 
 from PIL import Image, ImageDraw
 
-from clipmend.data.scenes.shapes import Point, Shape, shapes
+from clipmend.data.scenes.outlines import Point, Shape
+from clipmend.data.scenes.shapes import shapes
 from clipmend.data.scenes.world import COLOURS
 
 __all__ = ["VARIANTS", "backdrop", "extent", "sprite"]
