@@ -21,9 +21,13 @@ import clipmend
 from backbones import tiny
 from clipmend.backbones import hub
 from clipmend.backbones.minilm import minilm_folder
+from clipmend.backbones.photos.classifiers import TransformersClassifier
+from clipmend.negation import PeakPatch
+from helpers import RandomDualEncoder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NAMES = {"me/clip": "clip", "me/text": "bert"}
+ENCODERS = {"me/clip": "clip", "me/text": "bert"}
+NAMES = {**ENCODERS, "me/classifier": "vit"}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.saved(root / "clip", tiny.clip_model(tokenizer), tokenizer, tiny.clip_processor())
     words = tiny.bert_tokenizer()
     tiny.saved(root / "bert", tiny.bert_model(len(words)), words)
+    tiny.saved(root / "vit", tiny.vit_classifier(), tiny.vit_processor())
     return root
 
 
@@ -179,7 +184,7 @@ def test_an_id_that_the_hub_does_not_know(served: Hub, net: Net) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", list(NAMES))
+@pytest.mark.parametrize("name", list(ENCODERS))
 def test_what_is_cached_loads_without_a_network(name: str, served: Hub, net: Net, folders: Path) -> None:
     net.look_at(served.address)
     first = clipmend.load(name, device="cpu")
@@ -187,6 +192,36 @@ def test_what_is_cached_loads_without_a_network(name: str, served: Hub, net: Net
     net.look_at(closed_port())
     again = clipmend.load(name, device="cpu")
     assert again.fingerprint == first.fingerprint
+    assert net.waited < 2
+
+
+def test_a_cached_classifier_loads_without_a_network(served: Hub, net: Net, folders: Path) -> None:
+    net.look_at(served.address)
+    first = TransformersClassifier("me/classifier").digest()
+    net.look_at(closed_port())
+    assert TransformersClassifier("me/classifier").digest() == first == TransformersClassifier(str(folders / "vit")).digest()
+    assert net.waited < 2
+    with pytest.raises(OSError, match=r"nobody/classifier is neither a folder here nor in the local cache.*cannot be reached"):
+        TransformersClassifier("nobody/classifier")
+    assert net.waited < 2
+
+
+def test_a_patch_that_is_not_there_fails_at_once(net: Net) -> None:
+    with pytest.raises(ValueError, match=r"no patch called 'nobody/no-such-patch': it is no folder here.*cannot be reached"):
+        PeakPatch.from_pretrained("nobody/no-such-patch")
+    assert net.waited < 2
+    patch = PeakPatch.untrained(RandomDualEncoder())
+    with pytest.raises(OSError, match=r"cannot be uploaded to me/patch: .*cannot be reached"):
+        patch.push_to_hub("me/patch")
+    assert net.waited < 2
+
+
+def test_a_cached_patch_is_read_without_a_network(net: Net) -> None:
+    home = Path(constants.HF_HUB_CACHE) / "models--me--patch"
+    PeakPatch.untrained(RandomDualEncoder()).save_pretrained(home / "snapshots" / COMMIT)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(COMMIT, encoding="ascii")
+    assert PeakPatch.from_pretrained("me/patch").backbone == "random"
     assert net.waited < 2
 
 

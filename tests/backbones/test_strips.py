@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
+from transformers.models.poolformer.image_processing_pil_poolformer import PoolFormerImageProcessorPil
 
 import clipmend
 from backbones import tiny
@@ -85,6 +87,29 @@ def test_every_filter(resample: Image.Resampling) -> None:
 def test_other_sizes_of_crop(settings: tuple[int, tuple[int, int]]) -> None:
     for size in ((1000, 7), (7, 1001), (997, 41)):
         assert_same(processor(*settings), noise(*size))
+
+
+@pytest.mark.parametrize("settings", [(32, 224 / 256), (33, 0.9), (32, 1.0)])
+def test_processors_that_keep_a_share(settings: tuple[int, float]) -> None:
+    """ConvNeXT's (ResNet's too) crops within its resizing, PoolFormer's afterwards; both resize to more than they keep."""
+    edge, share = settings
+    plain = {"resample": Image.Resampling.BICUBIC, "do_rescale": False, "do_normalize": False}
+    square = {"height": edge, "width": edge}
+    convnext = ConvNextImageProcessorPil(size={"shortest_edge": edge}, crop_pct=share, **plain)
+    poolformer = PoolFormerImageProcessorPil(size={"shortest_edge": edge}, crop_size=square, crop_pct=share, **plain)
+    for how in (convnext, poolformer):
+        crop = crop_of_processor(how)
+        assert crop is not None
+        for size in ((1000, 7), (7, 1001), (997, 41)):
+            cut = crop(noise(*size))
+            assert min(cut.size) == int(edge / share)
+            difference = (pixels(how, cut) - pixels(how, noise(*size))).abs()
+            assert difference.max() <= 1
+            assert float((difference > 0).float().mean()) < 0.01
+
+
+def test_a_processor_that_warps_is_left_alone() -> None:
+    assert crop_of_processor(ConvNextImageProcessorPil(size={"shortest_edge": 384})) is None
 
 
 @pytest.mark.parametrize("size", [(30, 10), (10, 30), (96, 32), (LONGEST * 20, 20), (20, LONGEST * 20), (1, 1), (64, 64)])

@@ -18,6 +18,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -175,6 +178,20 @@ def bert_model(vocabulary: int, *, seed: int = 0) -> BertModel:
         max_position_embeddings=48,
     )
     return _varied(BertModel(config))
+
+
+def vit_classifier() -> ViTForImageClassification:
+    """An image classifier of four named classes, 32 pixels."""
+    names = {0: "tabby, tabby cat", 1: "espresso", 2: "daisy", 3: "moped"}
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return ViTForImageClassification(
+        ViTConfig(**sizes, image_size=32, patch_size=16, id2label=names, label2id={name: k for k, name in names.items()})
+    )
+
+
+def vit_processor() -> ViTImageProcessor:
+    return ViTImageProcessor(size={"height": 32, "width": 32})
 
 
 def saved(folder: Path, *parts: Any) -> str:

@@ -11,8 +11,9 @@ from torch import nn
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.checkpoint import read_model
-from clipmend.backbones.hub import hub_problem, in_cache
+from clipmend.backbones.hub import hub_problem
 from clipmend.backbones.quiet import quiet_loading
+from clipmend.backbones.weights import split_name
 
 __all__ = ["load"]
 
@@ -20,7 +21,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 _FORMS = (
     "'scenes', 'photos', 'photos:HUB_ID' and 'minilm' are bundled; 'open_clip:ARCH/TAG' loads an open_clip model; anything else is "
-    "a folder or hub id of a transformers CLIP, SigLIP or text encoder"
+    "a folder or hub id of a transformers CLIP, SigLIP or text encoder; 'MODEL::FILE' takes the weights from a file"
 )
 
 
@@ -32,6 +33,7 @@ def load(
     tokenizer: Any = None,
     processor: Any = None,
     preprocess: Any = None,
+    weights: str | os.PathLike[str] | None = None,
 ) -> DualEncoder:
     """Load an encoder.
 
@@ -54,11 +56,18 @@ def load(
         tokenizer: the tokenizer of a live model, or one to use instead of a checkpoint's own.
         processor: the processor (or image processor) of a live transformers model, or one to use instead of a checkpoint's own.
         preprocess: the evaluation transform of a live open_clip model.
+        weights: a file to take the weights from in place of the model's own (NegCLIP, ConCLIP and other fine-tuned CLIPs):
+            ``.safetensors`` or one of ``torch.save``'s, in open_clip's or transformers' layout, whichever the model has. Of
+            the model itself only the config, tokenizer and preprocessing are read. The same as the name
+            ``"MODEL::FILE"``, which is what the encoder calls itself. Not for bundled encoders, text encoders and live models.
 
     Raises:
-        ValueError: the name or model is of a kind that cannot be used; says which and why.
+        ValueError: the name or model is of a kind that cannot be used; says which and why. Or ``weights`` that do not fit it.
         OSError: no such model, or files that cannot be read or fetched.
         ImportError: an extra is missing; says which.
+
+    Warns:
+        ActivationWarning: ``weights`` were trained with another GELU than the model has, or may have been.
 
     Example:
         >>> encoder = clipmend.load("scenes")
@@ -66,8 +75,11 @@ def load(
         torch.Size([1, 384])
     """
     if isinstance(name, DualEncoder):
+        _refuse("an encoder", weights=weights)
         return name
     if isinstance(name, nn.Module):
+        if weights is not None:
+            raise ValueError("a live model is used as it is: load the weights into it yourself and leave weights= out")
         with quiet_loading():
             return _wrap(name, device, dtype, tokenizer, processor, preprocess)
     if not isinstance(name, (str, Path)):
@@ -75,24 +87,31 @@ def load(
     text = str(name)
     if not text.strip():
         raise ValueError(f"the model's name is empty; {_FORMS}")
+    text, named = split_name(text)
+    if named is not None:
+        if weights is not None:
+            raise ValueError(f"the name {str(name)!r} says where the weights are, and so does weights=; give one of them")
+        if not text.strip() or not named.strip():
+            raise ValueError(f"{str(name)!r} is not MODEL::FILE; {_FORMS}")
+        weights = named
     where = _device(device)
     precision = _dtype(dtype)
     with quiet_loading():
         if text == "scenes" or text == "photos" or text.startswith("photos:"):
             if precision != torch.float32:
                 raise ValueError(f"{text!r} runs in float32 only")
-            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess)
+            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess, weights=weights)
             return _bundled(text, where)
         if text in _MINILM_NAMES and not os.path.exists(text):
-            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess)
+            _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess, weights=weights)
             return _minilm(where, precision)
         if text.startswith("open_clip:"):
             from clipmend.backbones.open_clip import load_open_clip
 
             _refuse(text, tokenizer=tokenizer, processor=processor, preprocess=preprocess)
-            return load_open_clip(text.removeprefix("open_clip:"), where, precision)
+            return load_open_clip(text.removeprefix("open_clip:"), where, precision, weights=weights)
         _refuse(text, preprocess=preprocess)
-        return _pretrained(text, where, precision, tokenizer, processor)
+        return _pretrained(text, where, precision, tokenizer, processor, weights)
 
 
 def _refuse(name: str, **unused: Any) -> None:
@@ -112,10 +131,10 @@ def _bundled(name: str, device: torch.device) -> DualEncoder:
     classifier = name.partition(":")[2]
     if name != "photos" and not classifier.strip():
         raise ValueError(f"{name!r} names no classifier; write 'photos' for the bundled one or 'photos:HUB_ID'")
-    problem = hub_problem(classifier) if classifier else ""
-    if problem and not in_cache(classifier, "config.json"):
-        raise OSError(f"cannot load {name!r}: {classifier} is not in the local cache, and {problem} ({_FORMS})")
-    return load_photos(classifier=classifier or None, device=device)
+    try:
+        return load_photos(classifier=classifier or None, device=device)
+    except OSError as error:
+        raise OSError(f"cannot load {name!r}: {' '.join(str(error).split())} ({_FORMS})") from error
 
 
 def _minilm(device: torch.device, dtype: torch.dtype) -> DualEncoder:
@@ -125,7 +144,14 @@ def _minilm(device: torch.device, dtype: torch.dtype) -> DualEncoder:
     return TextOnlyEncoder(load_minilm(), name="minilm").move(device, dtype)
 
 
-def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: Any, processor: Any) -> DualEncoder:
+def _pretrained(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    tokenizer: Any,
+    processor: Any,
+    weights: str | os.PathLike[str] | None,
+) -> DualEncoder:
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     from clipmend.backbones import transformers_clip as clip
@@ -151,7 +177,11 @@ def _pretrained(name: str, device: torch.device, dtype: torch.dtype, tokenizer: 
     if kind == "siglip2":
         raise ValueError(f"{name} cannot be used: {clip.NAFLEX_REASON}")
     if kind in clip.DUAL_TYPES:
-        return clip.load_dual_encoder(name, device, dtype, tokenizer=tokenizer, processor=processor, local_files_only=local)
+        return clip.load_dual_encoder(
+            name, device, dtype, tokenizer=tokenizer, processor=processor, local_files_only=local, weights=weights
+        )
+    if weights is not None:
+        raise ValueError(f"weights= is for CLIP, SigLIP and open_clip's models; {name} is of type {kind!r}")
     given_tokenizer, _ = clip.split_processor(processor)
     tokenizer = tokenizer if tokenizer is not None else given_tokenizer
     if given_tokenizer is None:

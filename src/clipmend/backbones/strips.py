@@ -17,6 +17,7 @@ from PIL import Image
 
 __all__ = ["LONGEST", "CentralCrop", "Fit", "crop_of_processor", "crop_of_transform"]
 
+_WARPED = 384  # from this size on, ConvNeXT's preprocessing warps an image to a square
 LONGEST = 8
 """Images whose long side is at most this many times the short one are left as they are."""
 
@@ -89,10 +90,17 @@ class Fit:
 
 def crop_of_processor(processor: Any) -> CentralCrop | None:
     """The resizing and cropping of a transformers image processor; ``None`` where it is of another kind."""
-    if not (getattr(processor, "do_resize", False) and getattr(processor, "do_center_crop", False)):
-        return None
     size, crop = getattr(processor, "size", None), getattr(processor, "crop_size", None)
     edge, height, width = _entry(size, "shortest_edge"), _entry(crop, "height"), _entry(crop, "width")
+    share, crops = getattr(processor, "crop_pct", None), getattr(processor, "do_center_crop", False)
+    if edge and type(processor).__name__.startswith("ConvNextImageProcessor"):  # ConvNeXT's and ResNet's crops while it resizes
+        if crops or not share or edge >= _WARPED:
+            return None
+        crops, height, width = True, edge, edge
+    if not (getattr(processor, "do_resize", False) and crops):
+        return None
+    if edge and share:
+        edge = int(edge / share)
     if not (edge and height and width) or any(_entry(size, other) for other in ("longest_edge", "height", "width")):
         return None
     chosen = getattr(processor, "resample", None)

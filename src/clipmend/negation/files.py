@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 import clipmend
+from clipmend.backbones.hub import hub_problem
 
 __all__ = ["BUNDLED", "CARD", "CONFIG", "FORMAT", "WEIGHTS", "locate_patch", "read_patch", "write_patch"]
 
@@ -119,7 +120,7 @@ def read_patch(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def locate_patch(name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None) -> Path:
-    """The local folder of a bundled patch, a folder, or a repository on the hub (downloaded).
+    """The local folder of a bundled patch, a folder, or a repository on the hub (downloaded, or cached where there is no network).
 
     Raises:
         ValueError: there is nothing of that name.
@@ -141,10 +142,16 @@ def locate_patch(name: str | os.PathLike[str], *, revision: str | None = None, t
         raise ValueError(f"no patch called {text!r}: it is neither bundled ({bundled}), nor a folder, nor a hub id (owner/name)")
     import huggingface_hub
 
+    problem = hub_problem(text)  # without the hub, what the local cache holds will do
     try:
-        return Path(huggingface_hub.snapshot_download(text, revision=revision, token=token, allow_patterns=[CONFIG, WEIGHTS, CARD]))
+        return Path(
+            huggingface_hub.snapshot_download(
+                text, revision=revision, token=token, allow_patterns=[CONFIG, WEIGHTS, CARD], local_files_only=bool(problem)
+            )
+        )
     except Exception as error:  # the hub library raises a dozen kinds, some of them its HTTP client's
-        raise ValueError(f"no patch called {text!r}: it is no folder here, and the hub says: {error}") from error
+        reason = f"nor in the local cache, and {problem}" if problem else f"and the hub says: {' '.join(str(error).split())}"
+        raise ValueError(f"no patch called {text!r}: it is no folder here, {reason}") from error
 
 
 def _is_patch(folder: Path) -> bool:

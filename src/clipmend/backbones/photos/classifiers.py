@@ -12,8 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clipmend.backbones.checkpoint import read_model
 from clipmend.backbones.fingerprint import digest_file, digest_weights, named_weights
+from clipmend.backbones.hub import hub_problem
 from clipmend.backbones.photos.classes import class_names
+from clipmend.backbones.quiet import quiet_loading
+from clipmend.backbones.strips import crop_of_processor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,7 +98,7 @@ class TransformersClassifier(Classifier):
         device: where to put it (default: the CPU).
 
     Raises:
-        OSError: the model can be neither found nor fetched.
+        OSError: the model can be neither found nor fetched, or its weights are incomplete.
         ValueError: its classes carry no names.
     """
 
@@ -102,8 +106,17 @@ class TransformersClassifier(Classifier):
         from transformers import AutoImageProcessor, AutoModelForImageClassification
 
         self.device = torch.device(device or "cpu")
-        self.processor: Any = AutoImageProcessor.from_pretrained(name)
-        self.network: nn.Module = AutoModelForImageClassification.from_pretrained(name, dtype=torch.float32)
+        problem = hub_problem(name)
+        local = bool(problem)  # without the hub, what the local cache holds will do
+        try:
+            with quiet_loading():
+                self.processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=local)
+                model = read_model(AutoModelForImageClassification, name, local_files_only=local)
+        except (OSError, ValueError) as error:
+            if not problem:
+                raise
+            raise OSError(f"the classifier {name} is neither a folder here nor in the local cache, and {problem}") from error
+        self.network: nn.Module = model.float()
         self.network.eval().requires_grad_(False).to(self.device)
         labels = self.network.config.id2label
         self.names = tuple(str(labels[index]) for index in sorted(labels))
@@ -111,6 +124,9 @@ class TransformersClassifier(Classifier):
             raise ValueError(f"{name} does not name its classes (they are called {self.names[0]}, ...), so they cannot be embedded")
 
     def probabilities(self, images: list[Image]) -> Tensor:
+        crop = crop_of_processor(self.processor)
+        if crop is not None:
+            images = [crop(image) for image in images]
         pixels = self.processor(images=images, return_tensors="pt")["pixel_values"]
         return self.network(pixel_values=pixels.to(self.device)).logits.float().softmax(-1)
 
