@@ -18,6 +18,7 @@ from backbones.tiny import clip_model, clip_processor, clip_tokenizer, saved
 from clipmend.backbones import DualEncoder
 from clipmend.cli.app import app
 from clipmend.negation import PeakPatch
+from clipmend.search import store
 from clipmend.search.vectors import check_output, list_images, read_rows, write_vectors
 from search.fakes import colour_folder
 
@@ -150,6 +151,35 @@ def test_bad_input_fails_before_the_model_is_loaded(tmp_path: Path, monkeypatch:
         result = runner.invoke(app, ["encode", "m", *map(str, arguments)])
         assert isinstance(result.exception, (ValueError, OSError)), result.exception
         assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["texts", "{texts}", "--strength", "2"], "--strength needs --patch"),
+        (["texts", "{texts}", "--gate"], "--gate needs --patch"),
+        (["texts", "{texts}", "--max-pixels", "9"], "--max-pixels is for images"),
+        (["images", "{images}", "--on-long", "error"], "--on-long is for texts"),
+        (["images", "{images}", "--column", "path"], "columns are read from .csv and .tsv files only"),
+        (["images", "{images}/a/000.png", "--id-column", "id"], "columns are read from .csv and .tsv files only"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "texts.txt").write_text("a dog\n", encoding="utf-8")
+    colour_folder(tmp_path / "photos", 1)
+    filled = [argument.format(texts=tmp_path / "texts.txt", images=tmp_path / "photos") for argument in arguments]
+    result = runner.invoke(app, ["encode", "scenes", *filled, "-o", str(tmp_path / "out.npy")])
+    assert message in str(result.exception)
+
+
+def test_vectors_that_cannot_be_written_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_vectors(tmp_path / "v.npy", np.ones((1, 2), np.float32), ["a"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_none_readable_is_an_error(checkpoint: str, tmp_path: Path) -> None:

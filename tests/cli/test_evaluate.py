@@ -133,8 +133,10 @@ def test_choice_with_a_patch_shows_the_difference(folder: Path, models: list[Any
 
 def test_retrieval(folder: Path, models: list[Any], tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    text = run("retrieval", "fake", "--data", folder / "retrieval.csv", "--at", "1,3,50", "--rerank", 2, "--json", out)
-    content = json.loads(out.read_text())
+    text = run(
+        "retrieval", "fake", "--data", folder / "retrieval.csv", "--at", "1,3,50", "--patch", "p", "--rerank", 2, "--json", out
+    )
+    content = json.loads(out.read_text())["second"]
     assert content["metrics"]["image_retrieval_recall@1"] == 1.0
     assert "image_retrieval_recall@50" not in content["metrics"]
     assert "R@50 left out" in " ".join(text.split())
@@ -199,6 +201,10 @@ def test_mistakes_are_one_line(
         (["retrieval", "fake", "--data", str(folder / "retrieval.csv"), "--at", "five"], "--at wants whole numbers"),
         (["all", "fake", "--data", str(folder / "images")], "is there; make them with"),
         (["exclusion", "fake", "--data", str(folder / "exclusion.csv"), "--over", "queries"], "images or kinds"),
+        (["choice", "fake", "--data", "x", "--no-scn", "--strength", "2"], "--strength and --no-scn need --patch"),
+        (["retrieval", "fake", "--data", "x", "--rerank", "5"], "--rerank needs --patch"),
+        (["exclusion", "fake", "--data", "x", "--scn"], "--scn needs --patch"),
+        (["all", "fake", "--data", "x", "--no-compare-backbone"], "--no-compare-backbone needs --patch"),
     ):
         monkeypatch.setattr(sys, "argv", ["clipmend", "evaluate", *arguments])
         with pytest.raises(SystemExit) as stopped:
@@ -206,7 +212,30 @@ def test_mistakes_are_one_line(
         assert stopped.value.code == 1
         shown = capsys.readouterr().err
         assert shown.startswith("error: ")
+        assert shown.count("\n") == 1
         assert message in " ".join(shown.split())
+
+
+def test_a_patch_without_a_score_correction(folder: Path, models: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LookupEncoder, "corrects_scores", property(lambda encoder: False))
+    for arguments, option in (
+        (["retrieval", "fake", "--data", folder / "retrieval.csv", "--rerank", 2], "--rerank"),
+        (["exclusion", "fake", "--data", folder / "exclusion.csv", "--scn"], "--scn"),
+        (["all", "fake", "--data", folder, "--rerank", 2], "--rerank"),
+    ):
+        with pytest.raises(ValueError, match=f"{option} asks for a score correction, and this patch has none"):
+            run(*arguments, "--patch", "p")
+
+
+def test_only_what_corrects_scores_is_put_in_order_again(
+    folder: Path, models: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LookupEncoder, "corrects_scores", property(lambda encoder: "patch" in encoder.name))
+    out = tmp_path / "r.json"
+    run("retrieval", "fake", "--data", folder / "retrieval.csv", "--patch", "p", "--rerank", 2, "--json", out)
+    content = json.loads(out.read_text())
+    told = [any("put in order" in note for note in content[which]["notes"]) for which in ("first", "second")]
+    assert told == [False, True]
 
 
 @pytest.mark.parametrize("command", ["choice", "retrieval", "exclusion", "all"])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import clipmend
 from backbones.tiny import clip_model, clip_processor, clip_tokenizer, saved
 from clipmend.cli.app import app
-from clipmend.negation import PeakPatch
+from clipmend.negation import PeakPatch, PeakPatchConfig
 from clipmend.search import ImageIndex, compare, search
 from search.fakes import colour_folder
 
@@ -108,9 +108,21 @@ def test_model_override_and_k_over_the_gallery(home: Path, tmp_path: Path) -> No
     assert len(answer["hits"]) == 15
 
 
+def test_a_patch_without_a_score_correction_cannot_rerank(home: Path) -> None:
+    encoder = clipmend.load(str(home / "clip"))
+    PeakPatch.untrained(encoder, PeakPatchConfig(use_scn=False)).save_pretrained(home / "embeddings only")
+    arguments = [str(home / "index"), "no dog", "--patch", str(home / "embeddings only")]
+    invoke(*arguments)
+    result = runner.invoke(app, ["search", *arguments, "--rerank", "5"])
+    assert "--rerank asks for a score correction, and this patch has none" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["{home}/index", "a dog", "--rerank", "5"], "--rerank needs --patch"),
+        (["{home}/index", "a dog", "--strength", "0.5", "--no-gate"], "--strength and --gate need --patch"),
+        (["{home}/index", "a dog", "--columns", "3"], "--columns belongs to --sheet"),
         (["{home}/photos", "a dog"], "no image index"),
         (["{home}/index", "  "], "query is empty"),
         (["{home}/index", "a dog", "--sheet", "x.tiff"], "--sheet writes"),
@@ -134,10 +146,12 @@ def test_mistakes_are_one_line(
     saved(tmp_path / "other", model)
     filled = [a.format(home=home, other=other) for a in arguments]
     monkeypatch.setattr("sys.argv", ["clipmend", "search", *filled])
+    capsys.readouterr()  # saving above shows bars
     with pytest.raises(SystemExit) as stop:
         clipmend.cli.main()
     assert stop.value.code == 1
-    error = " ".join(capsys.readouterr().err.split())
-    assert "error: " in error
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
     assert message in error
     assert "Traceback" not in error

@@ -55,6 +55,23 @@ def test_photographs_of_ones_own(tmp_path):
     assert all(answer.of == 6 for answer in asked)
 
 
+def test_a_folder_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds no demo"):
+        run_demo(tmp_path)
+    assert (tmp_path / "index" / "mine").read_text() == "mine"
+    with pytest.raises(FileExistsError, match="is a file"):
+        run_demo(tmp_path / "index" / "mine")
+
+
+def test_a_demo_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("clipmend.load", lambda *_, **__: (_ for _ in ()).throw(ImportError("no extra")))
+    with pytest.raises(ImportError, match="no extra"):
+        run_demo(tmp_path / "demo", say=lambda _: None)
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_folder_digest_sees_every_byte(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     before = folder_digest(tmp_path)

@@ -20,6 +20,7 @@ from clipmend.evaluation import (
     read_retrieval,
     rerank_both_ways,
 )
+from clipmend.evaluation.baselines import PhraseProjection
 from clipmend.evaluation.tables import TableWarning
 
 # ---- ranks ---------------------------------------------------------------------------------------------------------------------
@@ -353,6 +354,9 @@ def test_rerank_reaches_the_metrics() -> None:
     encoder.correction = lambda a, b: 10 * (a * b).sum(1)
     same = evaluate_retrieval(encoder, data, image_embeddings=vectors, rerank=5)
     assert same.metrics == before.metrics
+    baseline = PhraseProjection(encoder, {})  # a dual encoder whose score is the cosine
+    with pytest.raises(ValueError, match=r"rerank orders by a score correction, and lookup \+ phrase projection"):
+        evaluate_retrieval(baseline, data, image_embeddings=vectors, rerank=5)
     encoder.correction = lambda a, b: -10 * (a * b).sum(1)
     worse = evaluate_retrieval(encoder, data, image_embeddings=vectors, rerank=5)
     assert worse.metrics["image_retrieval_recall@1"] < before.metrics["image_retrieval_recall@1"]

@@ -95,6 +95,10 @@ def test_what_is_refused(index: ImageIndex) -> None:
             compare(index, FakeEncoder(), FakeMended(), query)
     with pytest.raises(ValueError, match="k must be"):
         search(index, FakeEncoder(), "red", k=0)
+    with pytest.raises(ValueError, match="fake has none"):
+        search(index, FakeEncoder(), "red", rerank=5)
+    with pytest.raises(ValueError, match="fake has none"):
+        compare(index, FakeMended(), FakeEncoder(), "red", rerank=5)
     with pytest.raises(ValueError, match="rerank must be"):
         search(index, FakeEncoder(), "red", rerank=-1)
     with pytest.raises(ImageIndexError, match="cannot be compared"):
@@ -108,7 +112,7 @@ def test_an_index_of_unreadable_files_answers_nothing(tmp_path: Path) -> None:
     (tmp_path / "photos" / "bad.png").write_bytes(b"no")
     empty = ImageIndex.build(FakeEncoder(), tmp_path / "photos", tmp_path / "index")
     assert len(empty) == 0
-    assert search(empty, FakeEncoder(), "red", rerank=5) == []
+    assert search(empty, FakeMended(), "red", rerank=5) == []
     assert compare(empty, FakeEncoder(), FakeMended(), "red").found == []
     assert empty.scores(np.ones((2, 8))).shape == (2, 0)
     with pytest.raises(ImageIndexError, match="empty"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from clipmend.search import ImageIndex, ImageIndexError, build_index, store
 from search.fakes import FakeEncoder, colour_folder
@@ -258,3 +259,20 @@ def test_a_file_that_changes_while_it_is_read_is_left_for_the_next_run(tmp_path:
     assert "changed while it was read" in report.skipped["b/001.png"]
     monkeypatch.undo()
     assert build_index(FakeEncoder(), tmp_path / "photos", tmp_path / "index").count == 5
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_first_index_that_fails_at_once_leaves_nothing(tmp_path: Path, photos: Path, error: type[BaseException]) -> None:
+    def fail(embedded: int) -> None:
+        raise error("no further")
+
+    with pytest.raises(error, match="no further"):
+        build_index(FakeEncoder(before_batch=fail), photos, tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+    build_index(FakeEncoder(), photos, tmp_path / "index")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    shutil.copytree(photos, tmp_path / "more")
+    Image.new("RGB", (9, 9), "orange").save(tmp_path / "more" / "new.png")
+    with pytest.raises(error, match="no further"):
+        build_index(FakeEncoder(before_batch=fail), tmp_path / "more", tmp_path / "index")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()} == before

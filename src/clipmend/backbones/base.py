@@ -193,6 +193,11 @@ class DualEncoder(ABC):
     ) -> Tensor:
         """Embed texts: float32 ``[N, D]`` on the CPU, L2-normalised unless ``normalize=False``."""
 
+    @property
+    def corrects_scores(self) -> bool:
+        """Whether :meth:`score` says more than the cosine of the embeddings, so that it may order a short list anew."""
+        return type(self).score is not DualEncoder.score or type(self)._score is not DualEncoder._score
+
     def pooled(self, states: TextStates) -> Tensor:
         """``[N, L, W]``: the encoder's own pooling of ``states``."""
         return states.pooled

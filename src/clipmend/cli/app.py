@@ -8,11 +8,7 @@ from importlib.util import find_spec
 
 import typer
 
-COMMANDS = ("demo", "diagnose", "fit", "encode", "evaluate", "index", "search", "scenes")
-
-
-class UserError(Exception):
-    """A mistake the user can mend; shown without a traceback, exit code 1."""
+COMMANDS = ("demo", "diagnose", "fit", "encode", "evaluate", "index", "search", "scenes", "data")
 
 
 app = typer.Typer(
@@ -46,17 +42,21 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line: a user's mistake is one clear line on standard error and exit code 1."""
+    """Run the command line.
+
+    What the library refuses is one clear line on standard error and exit status 1. What no command was run for (an unknown option,
+    a number out of its range, a missing argument) is Click's: its usage message and exit status 2.
+    """
     try:
         app()
-    except (ValueError, OSError, ImportError, UserError) as error:
+    except (ValueError, OSError, ImportError) as error:
         from rich.console import Console
 
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_escaped(error)}")
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(error)}")
         sys.exit(1)
 
 
 def _escaped(error: BaseException) -> str:
     from rich.markup import escape
 
-    return escape(str(error) or type(error).__name__)
+    return escape(" ".join(str(error).split()) or type(error).__name__)

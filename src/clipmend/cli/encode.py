@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clipmend.cli.encoders import MAX_PIXELS_HELP, MODEL_HELP, PATCH_HELP, load_encoder, pixel_limit
+from clipmend.cli.encoders import MAX_PIXELS_HELP, MODEL_HELP, PATCH_HELP, load_encoder, pixel_limit, refuse_without_patch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,8 @@ echo "a street with no car" | clipmend encode scenes texts - --patch scenes -o q
 
 clipmend encode scenes texts captions.csv --column caption -o captions.parquet
 """
+
+MAX_PIXELS = 100_000_000
 
 
 class What(str, Enum):
@@ -70,7 +72,7 @@ def encode(
         OnLongText.warn, "--on-long", help="What to do with texts over the encoder's context length."
     ),
     batch_size: int = typer.Option(32, "--batch-size", min=1, help="Texts or images a forward pass."),
-    max_pixels: int = typer.Option(100_000_000, "--max-pixels", min=0, help=MAX_PIXELS_HELP),
+    max_pixels: int = typer.Option(MAX_PIXELS, "--max-pixels", min=0, help=MAX_PIXELS_HELP),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
 ) -> None:
     """Embed texts or images into a file of float32 vectors, L2-normalised, ready for a vector index you already have.
@@ -82,6 +84,11 @@ def encode(
     from clipmend.data.images import display_path
     from clipmend.search.vectors import check_output, list_images, read_rows, write_vectors
 
+    refuse_without_patch(patch, strength=strength != 1, gate=gate is not None)
+    if what is What.texts and max_pixels != MAX_PIXELS:
+        raise ValueError("--max-pixels is for images")
+    if what is What.images and on_long is not OnLongText.warn:
+        raise ValueError("--on-long is for texts")
     check_output(out)
     read = read_rows if what is What.texts else list_images
     rows = read(source, column=column, id_column=id_column, skip_empty=skip_empty)

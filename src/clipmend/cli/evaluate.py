@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clipmend.cli.encoders import MODEL_HELP, PATCH_HELP, load_encoder
+from clipmend.cli.encoders import MODEL_HELP, PATCH_HELP, check_corrects_scores, load_encoder, refuse_without_patch
 
 if TYPE_CHECKING:
     from clipmend.backbones import DualEncoder
@@ -59,7 +59,9 @@ Detail = Annotated[bool, typer.Option("--detail", help="Show every single kind t
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the bootstrap intervals.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the best that is there.")]
 Over = Annotated[str, typer.Option("--over", help="What the intervals draw: images, or kinds.")]
-Rerank = Annotated[int, typer.Option("--rerank", min=0, help="Let the score correction order the best so many of each query.")]
+Rerank = Annotated[
+    int, typer.Option("--rerank", min=0, help="With --patch: let its score correction order the best so many of each query.")
+]
 At = Annotated[str, typer.Option("--at", help="Cut-offs of recall, separated by commas.")]
 
 
@@ -91,6 +93,7 @@ def choice(
     device: Device = None,
 ) -> None:
     """Multiple choice in NegBench's format: accuracy by template, with counts, intervals and what was chosen instead."""
+    refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, no_scn=not scn)
     from clipmend.evaluation import evaluate_choice, read_choice
 
     items = read_choice(data)
@@ -120,17 +123,20 @@ def retrieval(
 ) -> None:
     """Retrieval both ways: recall at k, ties counted against the model, and the median rank."""
     ks = _cut_offs(at)
+    refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, rerank=rerank > 0)
     from clipmend.evaluation import evaluate_retrieval, read_retrieval
 
     tests = read_retrieval(data)
 
     def measure(encoder: DualEncoder, **names: Any) -> Result:
         root = image_root or data.parent
+        short = rerank if encoder.corrects_scores else 0  # the backbone beside has nothing to order by
         return evaluate_retrieval(
-            encoder, tests, image_root=root, ks=ks, rerank=rerank, on_missing=_missing(skip_missing), progress=True, **names
+            encoder, tests, image_root=root, ks=ks, rerank=short, on_missing=_missing(skip_missing), progress=True, **names
         )
 
-    _run(measure, model, patch, strength, device, compare_backbone, seed, json)
+    correction = "--rerank" if rerank else None
+    _run(measure, model, patch, strength, device, compare_backbone, seed, json, correction=correction)
 
 
 def exclusion(
@@ -153,6 +159,7 @@ def exclusion(
     device: Device = None,
 ) -> None:
     """Does "no X" put images without X above images with X? AUROC, macro over kinds, by wording."""
+    refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, scn=scn)
     from clipmend.evaluation import evaluate_exclusion, read_exclusion, read_presence
 
     if presence is None:
@@ -179,7 +186,8 @@ def exclusion(
             **names,
         )
 
-    _run(measure, model, patch, strength, device, compare_backbone, seed, json, over=over, detail=detail)
+    correction = "--scn" if scn else None
+    _run(measure, model, patch, strength, device, compare_backbone, seed, json, over=over, detail=detail, correction=correction)
 
 
 def everything(
@@ -202,6 +210,7 @@ def everything(
 ) -> None:
     """Everything that a folder has tables for, and on request the baselines in the same table."""
     ks = _cut_offs(at)
+    refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, rerank=rerank > 0, no_scn=not scn)
     from rich.console import Console
 
     from clipmend.evaluation import Evaluation, evaluate, evaluate_baselines, read_folder, read_pairs, side_by_side
@@ -212,6 +221,8 @@ def everything(
     tuning = read_folder(baselines) if baselines else None
     pairs = read_pairs(baselines / "pairs.csv") if baselines and (baselines / "pairs.csv").is_file() else []
     plain, mended = load_encoder(model, device, patch, strength)
+    if rerank:
+        check_corrects_scores(mended, "--rerank")
     vectors = embed_all(plain, tests, on_missing=_missing(skip_missing), progress=True)
     options: dict[str, Any] = {"on_missing": _missing(skip_missing), "seed": seed, "ks": ks, "image_embeddings": vectors}
     name, weights = model_names(plain)
@@ -252,14 +263,20 @@ def _run(
     json: Path | None,
     over: str = "images",
     detail: bool = False,
+    correction: str | None = None,
 ) -> None:
-    """Measure the model, or the backbone and the mended model with their difference; print and write."""
+    """Measure the model, or the backbone and the mended model with their difference; print and write.
+
+    ``correction`` names the option, if one was given, that asks for a patch with a score correction.
+    """
     from rich.console import Console
 
     from clipmend.evaluation import ChoiceResult, compare
     from clipmend.evaluation.results import model_names
 
     plain, mended = load_encoder(model, device, patch, strength)
+    if correction is not None:
+        check_corrects_scores(mended, correction)
     console = Console(highlight=False)
     if patch is None:
         result = measure(plain)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clipmend.cli.encoders import PATCH_HELP, load_encoder
+from clipmend.cli.encoders import PATCH_HELP, check_corrects_scores, load_encoder, refuse_without_patch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,9 +43,9 @@ def search(
         None, "--gate/--no-gate", help="Leave queries without a negation cue exactly as they are; default: as the patch says."
     ),
     k: int = typer.Option(12, "-k", min=1, help="How many images to show."),
-    rerank: int = typer.Option(0, "--rerank", min=0, help="Order the best N again by the patch's score correction."),
+    rerank: int = typer.Option(0, "--rerank", min=0, help="With --patch: order the best N again by its score correction."),
     sheet: Path | None = typer.Option(None, "--sheet", metavar="FILE", help="Also draw the images found: .png, .jpg or .webp."),
-    columns: int = typer.Option(4, "--columns", min=1, help="Images a row of the sheet."),
+    columns: int | None = typer.Option(None, "--columns", min=1, help="Images a row of the sheet (default: 4)."),
     model: str | None = typer.Option(None, "--model", help="Where to load the index's encoder from, if not by the name it keeps."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
@@ -53,6 +53,9 @@ def search(
     """Find the images that fit a query best: exact cosine over the index, which stays as it is, patch or no patch."""
     if sheet is not None and sheet.suffix.lower() not in SHEET_SUFFIXES:
         raise ValueError(f"--sheet writes {', '.join(SHEET_SUFFIXES)} (got {sheet.name!r})")
+    if sheet is None and columns is not None:
+        raise ValueError("--columns belongs to --sheet FILE")
+    refuse_without_patch(patch, strength=strength != 1, gate=gate is not None, rerank=rerank > 0)
     from rich.console import Console
 
     from clipmend.search import ImageIndex, compare, negation_hint
@@ -60,6 +63,8 @@ def search(
 
     opened = ImageIndex.open(index)
     plain, encoder = load_encoder(model or opened.backbone, device, patch, strength, gate)
+    if rerank:
+        check_corrects_scores(encoder, "--rerank")
     hits: list[Hit] | list[Change]
     left: list[Change] = []
     if patch is None:
@@ -69,7 +74,7 @@ def search(
         hits, left = comparison.found, comparison.left
     hint = negation_hint(query, patched=patch is not None)
     if sheet is not None:
-        _write_sheet(sheet, hits, query if patch is None else f"{query}  ·  patch {patch}", columns)
+        _write_sheet(sheet, hits, query if patch is None else f"{query}  ·  patch {patch}", columns or 4)
     if as_json:
         answer = {
             "query": query,

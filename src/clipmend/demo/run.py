@@ -19,6 +19,9 @@ from clipmend.demo.searches import PHOTO_QUERIES, SCENE_QUERIES, Asked, Query, a
 
 __all__ = ["DemoOptions", "Findings", "run_demo"]
 
+MARK = ".clipmend-demo"
+"""A file that says that a folder is a demo's, to be replaced by the next."""
+
 
 @dataclass(frozen=True)
 class DemoOptions:
@@ -86,13 +89,16 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
     """Load, draw, diagnose, fit, evaluate, index, search; write ``patch/``, ``index/``, ``results.json``, ``report.html``.
 
     Args:
-        out: the demo's folder; what an earlier demo left there is replaced.
+        out: the demo's folder, new or empty or that of an earlier demo, which is replaced.
         options: how large.
         say: called with lines and tables for the reader.
         progress: show progress bars.
 
     Returns:
         what was found.
+
+    Raises:
+        FileExistsError: ``out`` holds something else than a demo.
     """
     from clipmend.data.scenes import negation_data_from_folder, write_scenes
     from clipmend.evaluation.results import write_json
@@ -101,13 +107,15 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
     options = options or DemoOptions()
     found = Findings(options=options)
     clock = _Clock(found.seconds, say)
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("scenes", "index", "patch", "work", "photos-index"):
-        shutil.rmtree(out / name, ignore_errors=True)
+    _refuse_other(out)
 
     with clock("load", "1. Load the backbone: a pretrained text encoder (all-MiniLM-L6-v2), an image tower trained into its space"):
         encoder = clipmend.load("scenes")
         fingerprint = encoder.fingerprint
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+    for name in ("scenes", "index", "patch", "work", "photos-index"):
+        shutil.rmtree(out / name, ignore_errors=True)
     with clock(
         "draw",
         f"2. Draw {options.train} training and {options.test} held-out scenes: what is in a picture is known",
@@ -152,6 +160,14 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
     write_report(found, out / "report.html")
     say(f"\n{sum(found.seconds.values()):.0f} s in all. Open {out / 'report.html'}; every number is in {out / 'results.json'}.")
     return found
+
+
+def _refuse_other(out: Path) -> None:
+    """Whatever is in ``out`` and not a demo's must not be replaced by one."""
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file; the demo wants a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
+        raise FileExistsError(f"{out} is not empty and holds no demo; choose another folder with --out")
 
 
 def _evaluate(

@@ -224,7 +224,7 @@ def evaluate_retrieval(
         image_root: folder that image names start from.
         image_embeddings: ready image vectors instead: ``[N, D]`` in the order of ``data.images``, or a mapping by name.
         ks: cut-offs; one that is not below the size of the gallery is trivially 1, so it is left out and noted.
-        rerank: length of the short list that ``encoder.score`` puts in order; 0 for none.
+        rerank: length of the short list that ``encoder.score`` puts in order, where it corrects scores; 0 for none.
         truth: ``[N, M]`` images x captions (above 0 is true): adds the oracle's recall, the ceiling.
         on_missing: ``"error"``, or ``"skip"`` to leave out missing images with their captions, counted.
         tie_tolerance: scores this close are tied.
@@ -237,13 +237,16 @@ def evaluate_retrieval(
         progress: show progress bars on a terminal.
 
     Raises:
-        ValueError: no captions, or an embedding that is not finite (image or text named).
+        ValueError: no captions, an embedding that is not finite (image or text named), or ``rerank`` with an encoder whose score
+            is the cosine.
         FileNotFoundError: images missing, unless they are skipped.
     """
     if not data.captions:
         raise ValueError(f"{data.source or 'the data'}: no captions to retrieve by")
     if not ks or min(ks) < 1:
         raise ValueError(f"recall is taken at 1 or more, not at {tuple(ks)}")
+    if rerank and not encoder.corrects_scores:
+        raise ValueError(f"rerank orders by a score correction, and {encoder.name} has none: leave rerank out")
     notes = list(data.notes)
     images, kept = image_vectors(
         encoder, data.images, image_root=image_root, image_embeddings=image_embeddings, on_missing=on_missing, progress=progress

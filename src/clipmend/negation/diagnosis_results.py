@@ -156,8 +156,11 @@ class Diagnosis:
         if path is not None:
             path = Path(path)
             beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
+            try:
+                beside.write_text(text, encoding="utf-8")
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
         return text
 
     @classmethod

@@ -81,6 +81,11 @@ class Mended(DualEncoder):
         """The backbone's: image embeddings, and an index of them, are the same with and without the patch."""
         return self.encoder.fingerprint
 
+    @property
+    def corrects_scores(self) -> bool:
+        """Whether the patch has a score correction."""
+        return self._scn is not None
+
     def encode_images(
         self, images: Sequence[Any], *, batch_size: int = 32, normalize: bool = True, progress: bool = False
     ) -> Tensor:

@@ -137,6 +137,7 @@ def build_index(
             run.read_and_embed(encoder, files, batch_size, workers, progress)
         except BaseException:
             _save_what_is_done(writer)
+            store.remove_empty(directory, manifest)
             raise
         writer.flush()
         report = run.commit(directory, manifest, entries, started)

@@ -61,15 +61,15 @@ def search(
         encoder: any encoder over that image side, mended or not.
         query: what to look for, in words.
         k: how many; more than the index holds gives all of it.
-        rerank: score the best ``max(rerank, k)`` by cosine again with ``encoder.score`` (a patch's score correction works there)
-            and order them by that; 0 for cosine only. Hits then carry that score.
+        rerank: score the best ``max(rerank, k)`` by cosine again with ``encoder.score`` and order them by that; 0 for cosine
+            only. Hits then carry that score. Needs an encoder that corrects scores: one with a patch that has a score correction.
         on_long: what to do with a query longer than the encoder's context.
 
     Raises:
         ImageIndexError: the index was made by another image side.
-        ValueError: an empty query, or ``k`` below 1.
+        ValueError: an empty query, ``k`` below 1, or ``rerank`` with an encoder whose score is the cosine.
     """
-    _check(query, k, rerank)
+    _check(query, k, rerank, encoder)
     index.check(encoder)
     prepared = encoder.prepare_texts([query], on_long=on_long)
     embedding = prepared.embedding[0].cpu()
@@ -105,7 +105,7 @@ def compare(
     Raises:
         ImageIndexError, ValueError: as :func:`search`.
     """
-    _check(query, k, rerank)
+    _check(query, k, rerank, after)
     scores, orders = [], []
     everything = np.arange(len(index))
     for encoder in (before, after):
@@ -155,10 +155,15 @@ def _second_opinion(index: ImageIndex, encoder: DualEncoder, candidates: np.ndar
     return scores.float().cpu().numpy()
 
 
-def _check(query: str, k: int, rerank: int) -> None:
+def _check(query: str, k: int, rerank: int, encoder: DualEncoder) -> None:
     if not query.strip():
         raise ValueError("the query is empty; say what to look for")
     if k < 1:
         raise ValueError(f"k must be at least 1 (got {k})")
     if rerank < 0:
         raise ValueError(f"rerank must be 0 (off) or more (got {rerank})")
+    if rerank and not encoder.corrects_scores:
+        raise ValueError(
+            f"rerank orders by the score correction of a patch, and {encoder.name} has none: leave rerank out, or apply a patch "
+            "that was fitted with one"
+        )

@@ -21,7 +21,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,11 +102,15 @@ class Manifest:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write ``data`` beside ``path``, flush it to the disk and rename it into place."""
     beside = path.with_name(path.name + ".tmp")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except (Exception, KeyboardInterrupt):  # a full disk, say
+        beside.unlink(missing_ok=True)
+        raise
     if hasattr(os, "O_DIRECTORY"):  # the rename itself reaches the disk with the folder (not on Windows)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -292,6 +296,16 @@ def highest_shard(directory: Path) -> int:
     """The highest shard number in the folder, whole or not; -1 if there is none."""
     numbers = [int(m[1]) for path in directory.iterdir() if (m := _SHARD_NAME.fullmatch(path.name))]
     return max(numbers, default=-1)
+
+
+def remove_empty(directory: Path, manifest: Manifest) -> None:
+    """Undo a first manifest to which nothing was added; the folder goes too, unless it holds anything else."""
+    if manifest.generation or manifest.shards or highest_shard(directory) >= 0:
+        return
+    for name in (MANIFEST, LOCK):
+        (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def remove_leftovers(directory: Path, manifest: Manifest) -> None:

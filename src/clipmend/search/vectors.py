@@ -100,12 +100,15 @@ def list_images(
         ValueError, OSError: as :func:`read_rows`; no image in the folder.
     """
     path = Path(source)
+    no_table = source != "-" and (path.is_dir() or path.suffix.lower() not in (".txt", ".lst", ".list", "", *_TABLE_SUFFIXES))
+    if no_table and (column is not None or id_column is not None):
+        raise ValueError(f"{display_path(path)}: columns are read from .csv and .tsv files only")
     if source != "-" and path.is_dir():
         files = find_images(path)
         if not files:
             raise ValueError(f"no image under {display_path(path)} (looked for names like .jpg, .png, .webp)")
         return Rows([file.relative_to(path).as_posix() for file in files], [str(file) for file in files])
-    if source != "-" and path.suffix.lower() not in (".txt", ".lst", ".list", "", *_TABLE_SUFFIXES):
+    if no_table:
         return Rows([str(path)], [str(path)])
     rows = read_rows(source, column=column, id_column=id_column, skip_empty=skip_empty, stdin=stdin)
     base = Path() if source == "-" else path.parent
@@ -154,18 +157,24 @@ def write_vectors(
     vectors = np.ascontiguousarray(vectors, np.float32)
     if path.suffix.lower() == ".parquet":
         beside = path.with_name(path.name + ".tmp")
-        _write_parquet(beside, vectors, ids, texts, about)
-        os.replace(beside, path)
+        try:
+            _write_parquet(beside, vectors, ids, texts, about)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
         return [path]
     rows: list[dict[str, Any]] = [{"row": i, "id": name} for i, name in enumerate(ids)]
     for row, text in zip(rows, texts or (), strict=texts is not None):
         row["text"] = text
     sidecar = path.with_name(path.stem + ".ids.jsonl")
     beside = path.with_name(path.name + ".tmp")
-    with open(beside, "wb") as file:
-        np.save(file, vectors, allow_pickle=False)
-    write_atomically(sidecar, "".join(json.dumps(row) + "\n" for row in rows).encode("ascii"))
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            np.save(file, vectors, allow_pickle=False)
+        write_atomically(sidecar, "".join(json.dumps(row) + "\n" for row in rows).encode("ascii"))
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
     return [path, sidecar]
 
 
