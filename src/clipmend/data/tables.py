@@ -15,7 +15,9 @@ from typing import Any
 from clipmend.data.records import FORMS
 
 __all__ = [
+    "EmptyCaption",
     "Row",
+    "caption_field",
     "integer_field",
     "json_lines",
     "open_table",
@@ -36,9 +38,13 @@ TEMPLATES = {"positive": "affirmative", **{form: form for form in FORMS}}
 _ADJACENT = re.compile(r"""['"]\s*['"]""")
 
 
-def problem(path: Path | str, line: int, message: str, unit: str = "line") -> ValueError:
+class EmptyCaption(ValueError):
+    """A caption without text: an error like others, which reports count apart."""
+
+
+def problem(path: Path | str, line: int, message: str) -> ValueError:
     """An error that says where."""
-    return ValueError(f"{path}: {unit} {line}: {message}")
+    return ValueError(f"{path}: line {line}: {message}")
 
 
 def open_table(
@@ -50,8 +56,8 @@ def open_table(
         path: the file.
         required: columns that must be there; others are kept too.
         delimiter: what stands between fields.
-        on_bad: called with the error of a row that has more or fewer fields than the header, which is then left out, and of a
-            broken quote or encoding, which ends the table; by default they are raised.
+        on_bad: called with the error of a row that has more or fewer fields than the header or is not UTF-8, which is then
+            left out, and of a broken quote, which ends the table; by default they are raised.
 
     Returns:
         The header, and an iterator of ``(line, {column: text})``, blank lines left out; ``line`` is the row's first line, from 1.
@@ -70,32 +76,41 @@ def open_table(
 def _rows(path: Path, required: Sequence[str], delimiter: str, on_bad: OnBad | None) -> Iterator[list[str] | Row]:
     count = 0
     line = 0
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+    # Bytes that are not UTF-8 pass as lone surrogates, so that a row that holds some can be named, and skipped, like any other.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
             header = [name.strip() for name in next(reader, [])]
+            if not _is_utf8(header):
+                raise ValueError(f"{path}: not UTF-8 text; save the table as UTF-8")
             _check_header(path, header, required, delimiter)
             yield header
             line = reader.line_num + 1
             for fields in reader:
                 if any(field.strip() for field in fields):
                     count += 1
-                    if len(fields) == len(header):
-                        yield line, dict(zip(header, fields, strict=True))
+                    if len(fields) != len(header):
+                        seen = f"{len(fields)} fields where the header names {len(header)}"
+                        _raise_or_tell(problem(path, line, f"{seen}; is a comma unquoted or a field lost?"), on_bad)
+                    elif not _is_utf8(fields):
+                        _raise_or_tell(problem(path, line, "not UTF-8 text; save the table as UTF-8"), on_bad)
                     else:
-                        message = f"{len(fields)} fields where the header names {len(header)}; is a comma unquoted or a field lost?"
-                        _raise_or_tell(problem(path, line, message), on_bad)
+                        yield line, dict(zip(header, fields, strict=True))
                 line = reader.line_num + 1
-    except UnicodeDecodeError as error:
-        place = f": after line {line - 1}" if line > 1 else ""
-        _raise_or_tell(
-            ValueError(f"{path}{place}: not UTF-8 text (byte {error.start} of what follows); save the table as UTF-8"),
-            on_bad if line else None,
-        )
-    except csv.Error as error:
-        _raise_or_tell(ValueError(f"{path}: line {reader.line_num}: broken table: {error}"), on_bad if line else None)
+        except csv.Error as error:
+            _raise_or_tell(ValueError(f"{path}: line {reader.line_num}: broken table: {error}"), on_bad if line else None)
     if not count:
         raise ValueError(f"{path}: no rows below the header")
+
+
+def _is_utf8(fields: list[str]) -> bool:
+    try:
+        for field in fields:
+            if not field.isascii():
+                field.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_header(path: Path, header: list[str], required: Sequence[str], delimiter: str) -> None:
@@ -135,6 +150,13 @@ def text_field(path: Path, line: int, row: dict[str, str], column: str) -> str:
     if not text:
         raise problem(path, line, f"{column} is empty")
     return text
+
+
+def caption_field(path: Path, line: int, row: dict[str, str], column: str) -> str:
+    """A caption, which must not be blank (:class:`EmptyCaption`)."""
+    if not row[column].strip():
+        raise EmptyCaption(problem(path, line, f"{column} is empty"))
+    return text_field(path, line, row, column)
 
 
 def integer_field(path: Path, line: int, row: dict[str, str], column: str) -> int:
@@ -181,7 +203,7 @@ def texts_field(path: Path, line: int, text: str, column: str = "captions", *, e
     if _ADJACENT.search(text) and _literals(text) not in (None, len(content)):
         raise problem(path, line, f"{column}: a comma is missing between two texts: {text[:60]!r}")
     if (not content and not empty) or not all(item.strip() for item in content):
-        raise problem(path, line, f"{column} is empty, or one of them is")
+        raise EmptyCaption(problem(path, line, f"{column} is empty, or one of them is"))
     return [item.strip() for item in content]
 
 
