@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipmend.backbones.base import DualEncoder, Fingerprint, OnLong, TextStates
+from clipmend.backbones.base import DualEncoder, OnLong
+from clipmend.backbones.wrapper import TextSideWrapper
 from clipmend.data.phrases import photo_of
 from clipmend.data.records import FORMS, Caption
 from clipmend.evaluation.choice import ChoiceItem, evaluate_choice
@@ -58,7 +59,7 @@ class Tuned(Generic[B]):
     curve: dict[float, float]
 
 
-class Baseline(DualEncoder):
+class Baseline(TextSideWrapper):
     """A dual encoder whose embeddings of texts that deny something are changed by a rule.
 
     Args:
@@ -71,12 +72,9 @@ class Baseline(DualEncoder):
     weights: ClassVar[tuple[float, ...]] = WEIGHTS
 
     def __init__(self, encoder: DualEncoder, captions: Mapping[str, Caption], weight: float = 0.5) -> None:
-        self.encoder = encoder
+        super().__init__(encoder)
         self.captions = captions
         self.weight = float(weight)
-        self.embed_dim, self.text_width = encoder.embed_dim, encoder.text_width
-        self.num_text_layers, self.context_length = encoder.num_text_layers, encoder.context_length
-        self.logit_scale, self.device, self.text_pooling = encoder.logit_scale, encoder.device, encoder.text_pooling
         # Both are shared by every weight of one tuning.
         self._cache: dict[str, Tensor] = {}  # plain embeddings
         self._parts: dict[str, tuple[Tensor, Tensor]] = {}  # base and change of texts that deny something
@@ -84,35 +82,6 @@ class Baseline(DualEncoder):
     @property
     def name(self) -> str:  # type: ignore[override]
         return f"{self.encoder.name} + {self.label} ({self.weight:g})"
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The backbone's."""
-        return self.encoder.fingerprint
-
-    def encode_images(
-        self, images: Sequence[Any], *, batch_size: int = 32, normalize: bool = True, progress: bool = False
-    ) -> Tensor:
-        return self.encoder.encode_images(images, batch_size=batch_size, normalize=normalize, progress=progress)
-
-    def text_states(
-        self,
-        texts: Sequence[str],
-        layers: Sequence[int],
-        *,
-        token_layers: Sequence[int] | None = None,
-        embedding: bool = True,
-        batch_size: int = 64,
-        on_long: OnLong = "warn",
-        progress: bool = False,
-    ) -> TextStates:
-        """The backbone's own states: the rule works on the final embedding alone."""
-        return self.encoder.text_states(
-            texts, layers, token_layers=token_layers, embedding=embedding, batch_size=batch_size, on_long=on_long, progress=progress
-        )
-
-    def project(self, states: TextStates | Tensor) -> Tensor:
-        return self.encoder.project(states)
 
     def encode_texts(
         self,

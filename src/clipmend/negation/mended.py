@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipmend.backbones.base import DualEncoder, Fingerprint, LongTextsWarning, OnLong, PreparedTexts, TextStates
+from clipmend.backbones.base import DualEncoder, LongTextsWarning, OnLong, PreparedTexts, TextStates
 from clipmend.backbones.progress import track
 from clipmend.backbones.tokens import check_texts
+from clipmend.backbones.wrapper import TextSideWrapper
 from clipmend.negation.gate import has_negation
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class _Corrected:
     context: Tensor | None
 
 
-class Mended(DualEncoder):
+class Mended(TextSideWrapper):
     """A dual encoder whose text embeddings are corrected; made by :meth:`PeakPatch.apply`.
 
     Images, states, sizes and fingerprint are the backbone's own, so that an existing image index keeps working. Text embeddings
@@ -55,11 +56,9 @@ class Mended(DualEncoder):
     """
 
     def __init__(self, encoder: DualEncoder, patch: PeakPatch, strength: float = 1.0, gate: bool = False) -> None:
-        self.encoder, self.patch, self.strength, self.gate = encoder, patch, float(strength), bool(gate)
+        super().__init__(encoder)
+        self.patch, self.strength, self.gate = patch, float(strength), bool(gate)
         self.name = f"{encoder.name} + patch"
-        self.embed_dim, self.text_width = encoder.embed_dim, encoder.text_width
-        self.num_text_layers, self.context_length = encoder.num_text_layers, encoder.context_length
-        self.logit_scale, self.device, self.text_pooling = encoder.logit_scale, encoder.device, encoder.text_pooling
         self._ecn = _frozen(patch.ecn, self.device)
         self._scn = None if patch.scn is None else _frozen(patch.scn, self.device)
         config = patch.config
@@ -77,46 +76,9 @@ class Mended(DualEncoder):
         return getattr(self.encoder, name)
 
     @property
-    def fingerprint(self) -> Fingerprint:
-        """The backbone's: image embeddings, and an index of them, are the same with and without the patch."""
-        return self.encoder.fingerprint
-
-    @property
     def corrects_scores(self) -> bool:
         """Whether the patch has a score correction."""
         return self._scn is not None
-
-    def encode_images(
-        self, images: Sequence[Any], *, batch_size: int = 32, normalize: bool = True, progress: bool = False
-    ) -> Tensor:
-        """The backbone's image embeddings, untouched."""
-        return self.encoder.encode_images(images, batch_size=batch_size, normalize=normalize, progress=progress)
-
-    def text_states(
-        self,
-        texts: Sequence[str],
-        layers: Sequence[int],
-        *,
-        token_layers: Sequence[int] | None = None,
-        embedding: bool = True,
-        batch_size: int = 64,
-        on_long: OnLong = "warn",
-        progress: bool = False,
-    ) -> TextStates:
-        """The backbone's states, untouched; ``embedding`` too is the plain one."""
-        return self.encoder.text_states(
-            texts,
-            layers,
-            token_layers=token_layers,
-            embedding=embedding,
-            batch_size=batch_size,
-            on_long=on_long,
-            progress=progress,
-        )
-
-    def project(self, states: TextStates | Tensor) -> Tensor:
-        """The backbone's projection."""
-        return self.encoder.project(states)
 
     def encode_texts(
         self,
