@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from clipmend.backbones.taps import find_blocks
 from clipmend.backbones.text import TextAndImageEncoder
 from clipmend.backbones.tokens import TextTokens
 from clipmend.backbones.tower import Pooling, TextTower, find_final_norm, freeze
+from clipmend.backbones.weights import SEPARATOR, load_weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,16 +99,28 @@ class _OpenClipTower(TextTower):
         return states if self._batch_first else states.transpose(0, 1)
 
 
-def load_open_clip(name: str, device: torch.device, dtype: torch.dtype) -> OpenClipEncoder:
+def load_open_clip(
+    name: str, device: torch.device, dtype: torch.dtype, *, weights: str | os.PathLike[str] | None = None
+) -> OpenClipEncoder:
     """Load ``"ARCH/TAG"``, ``"ARCH"`` (random weights), ``"hf-hub:ORG/NAME"`` or ``"local-dir:FOLDER"``.
+
+    Args:
+        name: what to load.
+        device: where to put it.
+        dtype: what to cast it to, after its fingerprint was taken.
+        weights: take the weights from this file; of a tag only the preprocessing is used, and nothing is fetched.
 
     Raises:
         ImportError: open_clip is not installed.
-        ValueError: open_clip knows no such architecture or tag; lists what it knows.
+        ValueError: open_clip knows no such architecture or tag, and lists what it knows; or ``weights`` do not fit.
         OSError: the weights cannot be fetched.
     """
     open_clip = _import()
     architecture, tag = name, None
+    if weights is not None and name.startswith(("hf-hub:", "local-dir:")):
+        raise ValueError(
+            f"open_clip:{name} brings its own weights; with weights= give an architecture, such as 'open_clip:ViT-B-32'"
+        )
     if not name.startswith(("hf-hub:", "local-dir:")):
         architecture, _, given = name.partition("/")
         tag = given or None
@@ -115,17 +129,33 @@ def load_open_clip(name: str, device: torch.device, dtype: torch.dtype) -> OpenC
         tags = open_clip.list_pretrained_tags_by_model(architecture)
         if tag is not None and tag not in tags:
             raise ValueError(f"open_clip has no weights {tag!r} for {architecture}; it has: {', '.join(tags) or 'none'}")
-    _check_hub(open_clip, name, architecture, tag)
+    fetched = tag if weights is None else None
+    _check_hub(open_clip, name, architecture, fetched)
     try:
         with quiet_loading():
-            model = open_clip.create_model(architecture, pretrained=tag, precision="fp32", device="cpu")
+            model = open_clip.create_model(architecture, pretrained=fetched, precision="fp32", device="cpu")
             tokenizer = open_clip.get_tokenizer(architecture)
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise OSError(f"open_clip cannot load {name!r}: {reason}") from error
-    preprocess, preprocessing = _default_preprocess(model)
-    encoder = OpenClipEncoder(model, tokenizer, preprocess, preprocessing=preprocessing, name=f"open_clip:{name}")
+    preprocess, preprocessing = _default_preprocess(model, None if weights is None or tag is None else (architecture, tag))
+    encoder_name = f"open_clip:{name}"
+    if weights is not None:
+        _load_file(open_clip, model, architecture, weights)
+        encoder_name += f"{SEPARATOR}{os.fspath(weights)}"
+    encoder = OpenClipEncoder(model, tokenizer, preprocess, preprocessing=preprocessing, name=encoder_name)
     return encoder.move(device, dtype)
+
+
+def _load_file(open_clip: Any, model: Any, architecture: str, weights: str | os.PathLike[str]) -> None:
+    """Put a file's weights into a model of open_clip's."""
+    text = getattr(model, "text", model)
+    kinds = {type(part).__name__ for part in text.modules()} & {"GELU", "QuickGELU"}
+    quick = {"QuickGELU": True, "GELU": False}[kinds.pop()] if len(kinds) == 1 and type(text).__name__ != "HFTextEncoder" else None
+    plain = architecture.removesuffix("-quickgelu")
+    sibling = plain if quick else f"{plain}-quickgelu"
+    remedy = f"load it as 'open_clip:{sibling}'" if sibling in open_clip.list_models() else None
+    load_weights(model, weights, quick_gelu=quick, name=f"open_clip's {architecture}", remedy=remedy)
 
 
 def wrap_open_clip(model: Any, *, tokenizer: Any = None, preprocess: Any = None, name: str | None = None) -> OpenClipEncoder:
@@ -191,13 +221,19 @@ def _hub_files(open_clip: Any, architecture: str, tag: str | None) -> list[tuple
     return [(repository, files) for repository, files in wanted if repository]
 
 
-def _default_preprocess(model: Any) -> tuple[Any, dict[str, Any]]:
+def _default_preprocess(model: Any, tagged: tuple[str, str] | None = None) -> tuple[Any, dict[str, Any]]:
+    """The transform that ``model`` carries; with ``tagged``, an architecture and a tag, that of the tag's weights."""
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     config = getattr(model.visual, "preprocess_cfg", None)
     if config is None:
         raise ValueError("the live open_clip model carries no preprocessing; pass preprocess= (the evaluation transform)")
     config = config if isinstance(config, PreprocessCfg) else PreprocessCfg(**config)
+    if tagged is not None:
+        from open_clip.pretrained import get_pretrained_cfg
+
+        known = get_pretrained_cfg(*tagged)
+        config = replace(config, **{key: known[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in known})
     facts = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
     return image_transform_v2(config, is_train=False), facts
 

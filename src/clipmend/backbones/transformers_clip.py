@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from clipmend.backbones.strips import crop_of_processor
 from clipmend.backbones.text import TextAndImageEncoder, TextOnlyEncoder
 from clipmend.backbones.tokens import HFTokens
 from clipmend.backbones.tower import TextTower, freeze
+from clipmend.backbones.weights import SEPARATOR, load_weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,6 +96,7 @@ def load_dual_encoder(
     tokenizer: Any = None,
     processor: Any = None,
     local_files_only: bool = False,
+    weights: str | os.PathLike[str] | None = None,
 ) -> TransformersEncoder:
     """Load a CLIP or SigLIP from a folder or hub id.
 
@@ -104,12 +107,14 @@ def load_dual_encoder(
         tokenizer: use this instead of the checkpoint's own.
         processor: use this processor or image processor instead of the checkpoint's own.
         local_files_only: take a hub id from the local cache, without asking the hub.
+        weights: take the weights from this file; of the folder or repository only the rest is read.
 
     Raises:
         OSError: files are missing or the hub cannot be reached.
+        ValueError: ``weights`` do not fit the config.
         ImportError: the tokenizer needs a package that is not installed.
     """
-    from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
 
     given_tokenizer, image_processor = split_processor(processor)
     tokenizer = tokenizer if tokenizer is not None else given_tokenizer
@@ -122,8 +127,28 @@ def load_dual_encoder(
             ) from error
     if image_processor is None:
         image_processor = AutoImageProcessor.from_pretrained(name, local_files_only=local_files_only)
-    model = read_model(AutoModel, name, local_files_only=local_files_only)
+    if weights is None:
+        model = read_model(AutoModel, name, local_files_only=local_files_only)
+    else:
+        model = _from_file(AutoModel, AutoConfig.from_pretrained(name, local_files_only=local_files_only), weights, name)
+        name = f"{name}{SEPARATOR}{os.fspath(weights)}"
     return TransformersEncoder(model, tokenizer, image_processor, name=name).move(device, dtype)
+
+
+def _from_file(auto: Any, config: Any, weights: str | os.PathLike[str], name: str) -> Any:
+    """A model of ``config`` with the weights of a file, in float32."""
+    acts = {str(getattr(side, "hidden_act", "")) for side in (config.text_config, config.vision_config)}
+    quick = {"quick_gelu": True, "gelu": False}.get(acts.pop()) if len(acts) == 1 else None
+    other = "gelu" if quick else "quick_gelu"
+    model = auto.from_config(config, dtype=torch.float32)
+    load_weights(
+        model,
+        weights,
+        quick_gelu=quick if config.model_type == "clip" else None,
+        name=name,
+        remedy=f'load it over a model whose config.json says "hidden_act": "{other}" in both text_config and vision_config',
+    )
+    return model
 
 
 def split_processor(processor: Any) -> tuple[Any, Any]:
