@@ -42,7 +42,7 @@ RETRIEVAL_ROWS = (
 
 
 def coco(folder: Path, split: str = "val2017") -> Path:
-    """Two images with instances and captions, one with neither; a crowd; an object twice; fields as the published files have them."""
+    """Two images with instances and captions, one with neither; a crowd; an object twice; fields as published."""
     images = [
         {"license": 4, "file_name": f"{n:012d}.jpg", "height": 12, "width": 16, "coco_url": "", "date_captured": "", "id": n}
         for n in (397133, 37777, 252219)

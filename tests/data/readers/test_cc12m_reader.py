@@ -11,7 +11,7 @@ from data.readers.made import MCQ_HEADER, MCQ_ROWS, write
 
 HEADER = "filepath,caption,positive_objects,negative_objects,negative_captions\n"
 ROWS = (
-    'cc12m/1.jpg,A cat on a mat,"[\'cat\', \'mat\']","[\'dog\']","[\'A cat on a mat, with no dog.\', ""There\'s no dog, only a cat.""]"\n'
+    'cc12m/1.jpg,A cat on a mat,"[\'cat\', \'mat\']","[\'dog\']","[\'A cat on a mat, no dog.\', ""There\'s no dog, a cat.""]"\n'
     "cc12m/2.jpg,A street,\"['street']\",\"['car', 'bus']\",[]\n"
     "cc12m/3.jpg,A lake,\"['lake']\",\"['boat']\",\n"
 )
@@ -21,7 +21,7 @@ def test_negated_captions_stand_apart(tmp_path: Path) -> None:
     source = read(write(tmp_path / "cc12m_llama3.1_neg_captions_0_3.csv", HEADER + ROWS), image_root=tmp_path)
     records = list(source)
     assert records[0].captions == ("A cat on a mat",)
-    assert records[0].negated == ("A cat on a mat, with no dog.", "There's no dog, only a cat.")
+    assert records[0].negated == ("A cat on a mat, no dog.", "There's no dog, a cat.")
     assert (records[0].present, records[0].absent) == ({"cat", "mat"}, {"dog"})
     assert records[1].negated == records[2].negated == ()
     assert source.log.notes == ["cc12m_llama3.1_neg_captions_0_3.csv: 2 rows have no negated caption"]
