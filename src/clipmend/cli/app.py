@@ -59,4 +59,7 @@ def main() -> None:
 def _escaped(error: BaseException) -> str:
     from rich.markup import escape
 
-    return escape(" ".join(str(error).split()) or type(error).__name__)
+    said = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:  # without Python's "[Errno 2]"
+        said = f"{error.filename}: {error.strerror}"
+    return escape(" ".join(said.split()) or type(error).__name__)
