@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from clipmend.backbones.activation import OPENAI_ENTRIES, ActivationEvidence, ActivationWarning, find_activation
 from clipmend.backbones.layouts import Layout, convert_layout, find_layout
 
-__all__ = ["SEPARATOR", "Checkpoint", "load_weights", "read_checkpoint", "split_name"]
+__all__ = ["SEPARATOR", "Checkpoint", "load_weights", "read_checkpoint", "read_entries", "split_name"]
 
 SEPARATOR = "::"  # between a model and its weights in a name: what the command line, a patch and an index can say
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "clip_model.", "clip.")  # data parallel, torch.compile, a class around the model
@@ -37,7 +37,8 @@ class Checkpoint:
 
     Args:
         path: the file.
-        weights: float32 tensors (and batch norm's counters) under the names of ``layout``, wrappers' prefixes removed, harmless buffers left out.
+        weights: float32 tensors (and batch norm's counters) under the names of ``layout``, without the prefixes of wrappers and
+            without harmless buffers.
         layout: whose names.
         activation: what is known about the activation it was trained with.
     """
@@ -68,9 +69,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     if path.is_dir():
         raise OSError(f"{path} is a folder; weights= takes a file (a folder in transformers' format is loaded by its own name)")
-    if not path.is_file():
-        raise OSError(f"there is no file {path}")
-    entries = _read_entries(path)
+    entries = read_entries(path)
     held = next((entries[name] for name in _HOLDERS if isinstance(entries.get(name), Mapping)), entries)
     weights = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
     others = sorted(str(name) for name, value in held.items() if not isinstance(value, Tensor))
@@ -132,7 +131,15 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, quick_gelu: 
     _check_activation(checkpoint, quick_gelu, name, remedy)
 
 
-def _read_entries(path: Path) -> Mapping[str, Any]:
+def read_entries(path: Path) -> Mapping[str, Any]:
+    """The top level of a ``.safetensors`` file or of one that ``torch.save`` wrote, whatever is in it; no code of the file is run.
+
+    Raises:
+        OSError: no such file.
+        ValueError: damaged, no mapping, or Python objects besides tensors and plain values.
+    """
+    if not path.is_file():
+        raise OSError(f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}")
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file

@@ -16,6 +16,7 @@ _PUBLIC = {
     "ScoreCorrectionNetwork": "clipmend.negation.networks",
     "diagnose": "clipmend.negation.diagnosis",
     "fit": "clipmend.negation.training",
+    "import_release": "clipmend.negation.release",
 }
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ScoreCorrectionNetwork",
     "diagnose",
     "fit",
+    "import_release",
 ]
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from clipmend.negation.diagnosis import Diagnosis, diagnose
     from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
     from clipmend.negation.patch import PeakPatch
+    from clipmend.negation.release import import_release
     from clipmend.negation.training import fit
 
 
