@@ -157,22 +157,50 @@ def test_ablations_change_what_the_mlp_reads(options: dict[str, bool], inputs: i
     assert torch.equal(plain, ecn.delta(tokens + 1, mask, peak, anchor)) == ecn.eos_only
 
 
-def test_the_final_embedding_is_read_only_where_asked_for() -> None:
-    ecn = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, use_final=True).eval()
-    nn.init.normal_(ecn.mlp[-1].weight)
+def test_the_direct_paths_equal_plain_lines() -> None:
+    torch.manual_seed(0)
+    ecn = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, use_direct=True).double().eval()
+    for weight in (ecn.mlp[-1].weight, ecn.readout.value, ecn.readout.weigh[2].weight):
+        nn.init.normal_(weight)
     assert ecn.mlp[0].in_features == 4 * 16 + 8
+    assert ecn.mlp[-1].out_features == 8 + 1 + 2
+    tokens, mask = padded(3, 5, 16, torch.float64)
+    peak, anchor, embedding = torch.randn(3, 16).double(), torch.randn(3, 16).double(), torch.randn(3, 8).double()
+    for b in range(3):
+        f = embedding[b] / embedding[b].norm()
+        valid = tokens[b][mask[b]]
+        attended = ecn.attention_norm(ecn.attention(tokens[b : b + 1], mask[b : b + 1]))[0]
+        out = ecn.mlp(torch.cat([peak[b], attended, anchor[b], valid.mean(0), f * 8**0.5]))
+        expected = out[:8] - out[8] * f
+        for k in range(2):
+            weights = [torch.sigmoid(ecn.readout.weigh(x)[k]) for x in valid]
+            read = sum(w * x for w, x in zip(weights, valid, strict=True)) / (1 + sum(weights))
+            expected = expected + (1 + out[9 + k]) * (read @ ecn.readout.value[k])
+        actual = ecn.delta(tokens, mask, peak, anchor, 3 * embedding)[b]  # the direction of the embedding counts, not its length
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_direct_paths_are_ours_and_off_by_default() -> None:
+    ecn = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, use_direct=True).eval()
     tokens, mask = padded(2, 5, 16, torch.float32)
     states, embedding = (tokens, mask, torch.randn(2, 16), torch.randn(2, 16)), torch.randn(2, 8)
-    delta = ecn.delta(*states, embedding)
-    assert not torch.allclose(delta, ecn.delta(*states, embedding.flip(0)))
-    torch.testing.assert_close(delta, ecn.delta(*states, 3 * embedding))  # its direction counts, not its length
-    expected = F.normalize(F.normalize(embedding, dim=-1) + 0.5 * delta, dim=-1)
-    torch.testing.assert_close(ecn(embedding, *states), expected)
-    with pytest.raises(ValueError, match="use_final"):
+    with pytest.raises(ValueError, match="use_direct"):
         ecn.delta(*states)
     published = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4).eval()
     assert torch.equal(published.delta(*states, embedding), published.delta(*states))
-    assert not EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, eos_only=True, use_final=True).use_final
+    assert not EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, eos_only=True, use_direct=True).use_direct
+
+
+@pytest.mark.parametrize("use_direct", [False, True])
+def test_padding_never_reaches_the_correction(use_direct: bool) -> None:
+    ecn = EmbeddingCorrectionNetwork(16, 8, hidden=32, heads=4, use_direct=use_direct).double().eval()
+    nn.init.normal_(ecn.mlp[-1].weight)
+    tokens, mask = padded(4, 9, 16, torch.float64)
+    mask[:, 6:] = False
+    rest = (torch.randn(4, 16).double(), torch.randn(4, 16).double(), torch.randn(4, 8).double())
+    full = ecn.delta(tokens, mask, *rest)
+    torch.testing.assert_close(ecn.delta(tokens[:, :6], mask[:, :6], *rest), full, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ecn.delta(torch.where(mask[..., None], tokens, -7.0), mask, *rest), full, rtol=1e-12, atol=1e-12)
 
 
 def test_initial_values_and_start_near_the_plain_embedding() -> None:

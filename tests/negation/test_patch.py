@@ -231,7 +231,7 @@ def test_several_threads_at_once(encoder: RandomDualEncoder, patch: PeakPatch) -
 
 
 @pytest.mark.parametrize(
-    "options", [{"use_anchor": False}, {"use_pool": False}, {"eos_only": True}, {"use_scn": False}, {"use_final": True}]
+    "options", [{"use_anchor": False}, {"use_pool": False}, {"eos_only": True}, {"use_scn": False}, {"use_direct": True}]
 )
 def test_ablations_work_end_to_end(encoder: RandomDualEncoder, options: dict[str, bool], tmp_path: Path) -> None:
     patch = strong(PeakPatch.untrained(encoder, PeakPatchConfig(hidden=32, context=16, **options)))

@@ -54,7 +54,8 @@ class PeakPatchConfig:
         use_anchor: False: ablation without the anchor layer.
         use_pool: False: ablation without the mean of the peak's tokens.
         eos_only: True: ablation that reads the peak's sentence token alone.
-        use_final: the ECN also reads the final embedding (our extension; the published network does not).
+        use_direct: give the ECN its two direct paths, over the final embedding and over the tokens (our extension; False: the
+            published network).
         use_scn: also train a network that corrects scores (multiple choice, re-ranking).
         context: size of the SCN's text and cross summaries.
         bound: largest correction of a score by the SCN.
@@ -81,7 +82,7 @@ class PeakPatchConfig:
         contrast_weight: weight of the contrastive term.
         preservation_weight: weight of the term that keeps captions without negation where they were.
         text_only_weight: weight of the text-only pairs (no image); 0 turns them off where there are images.
-        text_only_batch: text-only pairs a step.
+        text_only_batch: text-only pairs a step; the contrastive term takes one world of noun sets, 32 at most.
         text_only_sets: noun sets made for text-only training.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
         validation_fraction: share of the images kept for choosing the best state.
@@ -100,17 +101,17 @@ class PeakPatchConfig:
     use_anchor: bool = True
     use_pool: bool = True
     eos_only: bool = False
-    use_final: bool = False
+    use_direct: bool = True
     use_scn: bool = True
     context: int = 128
     bound: float = 0.2
     gate: bool = False
     objective: str = "truthful"
-    steps: int = 800
+    steps: int = 1000
     epochs: int | None = None
     pretrain_steps: int = 0
-    batch_size: int = 192
-    question_batch: int = 48
+    batch_size: int = 128
+    question_batch: int = 64
     ecn_learning_rate: float = 1.5e-3
     scn_learning_rate: float = 1e-3
     warmup_steps: int = 50
@@ -126,8 +127,8 @@ class PeakPatchConfig:
     contrast_weight: float = 1.0
     preservation_weight: float = 8.0
     text_only_weight: float = 2.0
-    text_only_batch: int = 128
-    text_only_sets: int = 2400
+    text_only_batch: int = 96
+    text_only_sets: int = 4800
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
     eval_every: int | None = None

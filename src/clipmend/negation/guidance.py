@@ -28,7 +28,8 @@ def guidance_targets(
     With ``a`` the embedding of "a photo of X" for an atom, and ``m`` the mean of all of them:
 
     - a caption that only denies: ``normalize(m - sum(a - m))``, the denied things reflected at the mean;
-    - one that asserts too: ``normalize(p - hybrid_strength * sum(a - m))``, ``p`` the normalised sum of what it asserts.
+    - one that asserts too: ``normalize(p - hybrid_strength * sum(a - m))``, ``p`` the embedding of "a photo of" all that it asserts
+      (one phrase keeps which colour belongs to which thing; a sum of single things does not).
 
     Args:
         encoder: the backbone.
@@ -40,19 +41,21 @@ def guidance_targets(
         float32 ``[M, D]``, unit rows; zero rows for captions that deny nothing.
     """
     denying = [(row, caption) for row, caption in enumerate(captions) if caption.denies]
-    asserted = {row: without_implied(caption.asserts) for row, caption in denying}
-    atoms = sorted({a for row, caption in denying for a in (*caption.denies, *asserted[row])})
+    asserted = {row: photo_of(caption.asserts) for row, caption in denying if caption.asserts}
+    atoms = sorted({a for _, caption in denying for a in (*caption.denies, *without_implied(caption.asserts))})
     targets = torch.zeros(len(captions), encoder.embed_dim)
     if not atoms:
         return targets
-    vectors = encoder.encode_texts([photo_of([atom]) for atom in atoms], progress=progress)  # [A, D]
-    place = {atom: k for k, atom in enumerate(atoms)}
-    mean = vectors.mean(0)
+    texts = list(dict.fromkeys([*(photo_of([atom]) for atom in atoms), *asserted.values()]))
+    vectors = encoder.encode_texts(texts, progress=progress)
+    place = {text: k for k, text in enumerate(texts)}
+    single = vectors[[place[photo_of([atom])] for atom in atoms]]  # [A, D]
+    number = {atom: k for k, atom in enumerate(atoms)}
+    mean = single.mean(0)
     for row, caption in denying:
-        away = (vectors[[place[a] for a in caption.denies]] - mean).sum(0)
-        if asserted[row]:
-            towards = F.normalize(vectors[[place[a] for a in asserted[row]]].sum(0), dim=0)
-            targets[row] = towards - hybrid_strength * away
+        away = (single[[number[a] for a in caption.denies]] - mean).sum(0)
+        if row in asserted:
+            targets[row] = vectors[place[asserted[row]]] - hybrid_strength * away
         else:
             targets[row] = mean - away
     return F.normalize(targets, dim=-1)

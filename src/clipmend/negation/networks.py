@@ -20,6 +20,7 @@ __all__ = ["EmbeddingCorrectionNetwork", "FoldedAttention", "ScoreCorrectionNetw
 _WEIGHT_STD = 0.02
 _LAST_WEIGHT_STD = 0.001  # of the layer that ends each network: the correction starts near zero
 _INITIAL_ALPHA = 0.5
+READOUTS = 2  # of the direct path over tokens: one can serve what is denied, one what is asserted
 
 
 class FoldedAttention(nn.Module):
@@ -101,9 +102,12 @@ class EmbeddingCorrectionNetwork(nn.Module):
         use_pool: read the mean of the peak's tokens (ablation "no pool": False).
         eos_only: read nothing but the sentence token of the peak layer (ablation "CLS only"); overrides the above and below, and
             there is no attention.
-        use_final: also read the final embedding, scaled by ``sqrt(D)`` to the size of a normed state. Not in the published
-            network. The last layer has lost *whether* a thing is denied but still names the thing, in the very space the
-            correction lives in: what a denied thing's direction is need not be learned a noun at a time.
+        use_direct: add two direct paths beside the MLP, for what it would otherwise have to learn a noun at a time (our extension,
+            not in the published network). ``f`` is the final embedding, also read by the MLP, scaled by ``sqrt(D)``:
+            ``delta = mlp[:D] - g f + sum_k c_k r_k`` with ``g`` and ``1 + c_k`` further outputs of the MLP and ``r_k`` the readout
+            of :class:`TokenReadout`. The last layer has lost *whether* a thing is denied but still names the thing, in the space
+            the correction lives in: turning "no X" round is taking ``f`` back. In "Y but no X" the tokens of X at the peak layer
+            know that they are denied, and a linear map of them is X's direction.
     """
 
     def __init__(
@@ -116,18 +120,18 @@ class EmbeddingCorrectionNetwork(nn.Module):
         use_anchor: bool = True,
         use_pool: bool = True,
         eos_only: bool = False,
-        use_final: bool = False,
+        use_direct: bool = False,
     ) -> None:
         super().__init__()
         self.text_width, self.embed_dim = text_width, embed_dim
-        self.use_final = use_final and not eos_only
+        self.use_direct = use_direct and not eos_only
         self.use_anchor, self.use_pool, self.eos_only = use_anchor and not eos_only, use_pool and not eos_only, eos_only
         if not eos_only:
             self.attention = FoldedAttention(text_width, heads, dropout)
             self.attention_norm = nn.LayerNorm(text_width)
         inputs = 1 + (not eos_only) + self.use_anchor + self.use_pool
         self.mlp = nn.Sequential(
-            nn.Linear(inputs * text_width + (embed_dim if self.use_final else 0), hidden),
+            nn.Linear(inputs * text_width + (embed_dim if self.use_direct else 0), hidden),
             nn.LayerNorm(hidden),
             nn.GELU(),
             nn.Dropout(dropout),
@@ -135,10 +139,12 @@ class EmbeddingCorrectionNetwork(nn.Module):
             nn.LayerNorm(hidden),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(hidden, embed_dim),
+            nn.Linear(hidden, embed_dim + (1 + READOUTS if self.use_direct else 0)),
         )
         self.log_alpha = nn.Parameter(torch.tensor(math.log(_INITIAL_ALPHA)))
         _initialise(self.mlp)
+        if self.use_direct:
+            self.readout = TokenReadout(text_width, embed_dim)
 
     def forward(
         self,
@@ -169,10 +175,10 @@ class EmbeddingCorrectionNetwork(nn.Module):
     def delta(
         self, peak_tokens: Tensor, mask: Tensor, peak_eos: Tensor, anchor_eos: Tensor, embedding: Tensor | None = None
     ) -> Tensor:
-        """The correction itself, ``[B, D]``; arguments as for :meth:`forward`, ``embedding`` only read with ``use_final``.
+        """The correction itself, ``[B, D]``; arguments as for :meth:`forward`, ``embedding`` only read with ``use_direct``.
 
         Raises:
-            ValueError: ``use_final`` without an ``embedding``.
+            ValueError: ``use_direct`` without an ``embedding``.
         """
         dtype = self.log_alpha.dtype  # features may be stored in half precision
         inputs = [peak_eos.to(dtype)]
@@ -183,11 +189,42 @@ class EmbeddingCorrectionNetwork(nn.Module):
             inputs.append(anchor_eos.to(dtype))
         if self.use_pool:
             inputs.append(masked_mean(peak_tokens, mask))
-        if self.use_final:
-            if embedding is None:
-                raise ValueError("this network reads the final embedding too (use_final), but none was given")
-            inputs.append(F.normalize(embedding.to(dtype), dim=-1) * math.sqrt(self.embed_dim))
-        return self.mlp(torch.cat(inputs, -1))
+        if not self.use_direct:
+            return self.mlp(torch.cat(inputs, -1))
+        if embedding is None:
+            raise ValueError("this network reads the final embedding too (use_direct), but none was given")
+        final = F.normalize(embedding.to(dtype), dim=-1)
+        out = self.mlp(torch.cat([*inputs, final * math.sqrt(self.embed_dim)], -1))  # [B, D + 1 + K]
+        delta, back, gains = out.split([self.embed_dim, 1, READOUTS], -1)
+        read = self.readout(peak_tokens, mask)  # [B, K, D]
+        return delta - back * final + ((1 + gains)[..., None] * read).sum(1)
+
+
+class TokenReadout(nn.Module):
+    """Which tokens are denied, which asserted, and a linear map of each lot into the joint space.
+
+    Every token is given ``K`` weights in 0..1 by a small network of its own state;
+    ``r_k = V_k (sum_t s_kt x_t) / (1 + sum_t s_kt)`` is
+    near nothing where no token is meant, and nearly the mean of those that are, however many a word has.
+
+    Args:
+        width: width ``W`` of the tokens.
+        embed_dim: ``D``, size of the joint space.
+        hidden: width of the network that weighs a token.
+    """
+
+    def __init__(self, width: int, embed_dim: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.weigh = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, READOUTS))
+        self.value = nn.Parameter(torch.empty(READOUTS, width, embed_dim))
+        nn.init.normal_(self.value, std=_LAST_WEIGHT_STD)
+        _initialise(self.weigh, last=False)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """``[B, T, W]`` tokens and ``[B, T]`` mask to ``[B, K, D]``."""
+        weights = self.weigh(tokens).sigmoid() * mask[..., None]  # [B, T, K]
+        summed = weights.transpose(1, 2) @ tokens  # [B, K, W]
+        return torch.einsum("bkw,kwd->bkd", summed / (1 + weights.sum(1)[..., None]), self.value)
 
 
 class ScoreCorrectionNetwork(nn.Module):

@@ -276,7 +276,7 @@ def _networks(config: PeakPatchConfig) -> tuple[EmbeddingCorrectionNetwork, Scor
         dropout=config.dropout,
         use_anchor=config.use_anchor,
         use_pool=config.use_pool,
-        use_final=config.use_final,
+        use_direct=config.use_direct,
         eos_only=config.eos_only,
     )
     if not config.use_scn:

@@ -23,7 +23,7 @@ __all__ = ["text_only_captions", "text_only_data"]
 
 _T = TypeVar("_T")
 WORLD_NOUNS = 24  # nouns that the sets of one world share
-WORLD_SETS = 96  # sets a world; a training batch comes from one world, so it holds sets with and without each noun
+WORLD_SETS = 32  # sets a world; a training batch comes from one world, so it holds sets with and without each noun
 
 _AFFIRMATIVE = (
     "{}", "a photo of {}", "a picture of {}", "an image with {}", "a scene with {}", "there is {}", "this image features {}",

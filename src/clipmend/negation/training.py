@@ -119,6 +119,8 @@ class _Run:
             sources["images"], validations["images"] = self._source(
                 "captions", data, images, None if data.groups is None else np.asarray(data.groups)
             )
+            if nouns is not None and (config.text_only_weight == 0 or config.objective != "truthful"):
+                raise ValueError("nouns are for text-only pairs, which this fit has none of (text_only_weight=0, or not truthful)")
         elif image_embeddings is not None:
             image_mean = self._unit(image_embeddings, None).mean(0)
         if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
@@ -136,7 +138,7 @@ class _Run:
         assert config.scn_layers is not None
         self.ecn = EmbeddingCorrectionNetwork(
             config.text_width, config.embed_dim, config.hidden, config.heads, config.dropout,
-            config.use_anchor, config.use_pool, config.eos_only, config.use_final,
+            config.use_anchor, config.use_pool, config.eos_only, config.use_direct,
         ).to(self.device)  # fmt: skip
         self.scn: ScoreCorrectionNetwork | None = None
         if config.use_scn:
@@ -221,10 +223,14 @@ class _Run:
         corrected, features = self.correct(source, batch.captions)
         config = self.config
         assert config.logit_scale is not None
-        loss = config.contrast_weight * truthful_loss(
-            batch.images.to(self.device), corrected, batch.truth.to(self.device), batch.own.to(self.device), config.logit_scale
-        )
         plain = torch.from_numpy(batch.plain).to(self.device)
+        own = batch.own.to(self.device)
+        if source is self.sources.get("text"):
+            # A stand-in is itself made of a plain caption: pulling plain captions to it would only move them. They stay rivals.
+            own = own.masked_fill(plain, -1)
+        loss = config.contrast_weight * truthful_loss(
+            batch.images.to(self.device), corrected, batch.truth.to(self.device), own, config.logit_scale
+        )
         if source.targets is not None and guided > 0:
             targets = source.targets[batch.captions].to(self.device)[~plain]
             loss = loss + guided * config.guidance_weight * preservation_loss(corrected[~plain], targets)
@@ -392,8 +398,12 @@ class _Run:
             return
         path = self.directory / "checkpoint.pt"
         part = path.with_suffix(".part")
-        torch.save({**state, "weights": self._weights(), "optimizer": optimizer.state_dict(), "identity": self._identity()}, part)
-        os.replace(part, path)
+        saved = {**state, "weights": self._weights(), "optimizer": optimizer.state_dict(), "identity": self._identity()}
+        try:
+            torch.save(saved, part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)  # a full disk leaves nothing behind
 
     def _identity(self) -> str:
         return hashlib.sha256(json.dumps([self.config.to_dict(), self.digest, self.steps], sort_keys=True).encode()).hexdigest()
