@@ -3,7 +3,8 @@
     python benchmarks/acceptance.py --seeds 0 1 2 --compare --json benchmarks/results/acceptance.json
 
 Fits one patch a seed for the bundled ``"scenes"`` backbone, on the same training scenes mixed with noun sets, and prints every bar
-beside what was reached, with the range over the fits; with ``--compare``, beside one fit on images only, one on text only, and one of the published network (no direct paths).
+beside what was reached, with the range over the fits, and paired differences of the first fit with their intervals; with
+``--compare``, beside one fit on images only, one on text only, and one of the published network (no direct paths).
 ``--smoke`` runs all of it small, to see that it runs.
 """
 
@@ -27,10 +28,11 @@ import clipmend
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.nouns import load_nouns
 from clipmend.data.scenes import negation_data_from_folder, write_scenes
-from clipmend.evaluation import EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
+from clipmend.evaluation import Evaluation, EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
 from clipmend.evaluation.results import write_json
 
 RECALL = "image_retrieval_recall@5"
+WATCHED = {"retrieval": RECALL, "negated_retrieval": RECALL, "choice": "acc_affirmative/standard"}
 FORMS = ("affirmative", "negative", "hybrid")
 
 
@@ -38,8 +40,19 @@ def measured(
     encoder: DualEncoder, data: EvaluationData, vectors: Any, *, tasks: list[str] | None = None, scn: bool = True
 ) -> dict[str, float]:
     """Every number of one model, flat: ``"choice/acc/standard"``."""
-    found = evaluate(encoder, data, tasks=tasks, image_embeddings=vectors, samples=20, score_correction=scn)
+    return flat(evaluate(encoder, data, tasks=tasks, image_embeddings=vectors, samples=20, score_correction=scn))
+
+
+def flat(found: Evaluation) -> dict[str, float]:
+    """``"choice/acc/standard"`` and so on of an evaluation."""
     return {f"{task}/{name}": value for task, result in found.results.items() for name, value in result.metrics.items()}
+
+
+def paired(first: Evaluation, second: Evaluation, wanted: dict[str, str]) -> dict[str, list[float]]:
+    """``second - first`` of one measure a task, with its 95 % interval."""
+    found = first.compare(second, samples=500)
+    rows = {f"{task}/{name}": found[task].differences[name] for task, name in wanted.items() if task in found}
+    return {name: [d.difference, d.low, d.high] for name, d in rows.items()}
 
 
 def plain_texts(data: EvaluationData) -> list[str]:
@@ -117,13 +130,14 @@ def main() -> None:
         write_scenes(root / "test", args.test, size=64, seed=args.test_seed, split="test")
         data = read_folder(root / "test")
         vectors = dict(zip(data.images(), encoder.encode_images([root / "test" / name for name in data.images()]), strict=True))
-        backbone = measured(encoder, data, vectors)
+        plain_evaluation = evaluate(encoder, data, image_embeddings=vectors, samples=20)
+        backbone = flat(plain_evaluation)
         write_scenes(root / "train", args.train, size=64, seed=args.train_seed, split="train")
         training = negation_data_from_folder(root / "train")
 
         seconds: list[float] = []
 
-        def one(kind: str, seed: int) -> tuple[clipmend.PeakPatch, dict[str, float]]:
+        def one(kind: str, seed: int) -> tuple[clipmend.PeakPatch, dict[str, float], Evaluation]:
             """Fit a patch and measure it; fits share their features, which lie in ``root / "work"``."""
             began = time.monotonic()
             config = clipmend.PeakPatchConfig(seed=seed)
@@ -145,7 +159,8 @@ def main() -> None:
             (root / "work" / "checkpoint.pt").unlink()  # the next fit shares the features, not the state
             seconds.append(time.monotonic() - began)
             mended = patch.apply(encoder)
-            values = measured(mended, data, vectors)
+            evaluation = evaluate(mended, data, image_embeddings=vectors, samples=20)
+            values = flat(evaluation)
             ecn = measured(mended, data, vectors, tasks=["choice"], scn=False)
             values.update({f"ecn/{name}": value for name, value in ecn.items()})
             texts = plain_texts(data)
@@ -153,12 +168,14 @@ def main() -> None:
             values["kept"] = (plain * mended.encode_texts(texts)).sum(-1).mean().item()
             values["kept_gate"] = float(torch.equal(plain, patch.apply(encoder, gate=True).encode_texts(texts)))
             console.print(f"fit {seed} ({kind}): {seconds[-1]:.0f} s, best step {patch.metrics['best_step']}")
-            return patch, values
+            return patch, values, evaluation
 
         fits: list[dict[str, float]] = []
         for seed in args.seeds:
-            patch, values = one("mixed", seed)
+            patch, values, evaluation = one("mixed", seed)
             fits.append(values)
+            if seed == args.seeds[0]:
+                first = evaluation
             if args.save is not None and seed == args.seeds[0]:
                 patch.command = (
                     f"clipmend scenes drawn --count {args.train} --size 64 --seed {args.train_seed} --split train && "
@@ -166,6 +183,7 @@ def main() -> None:
                 )
                 patch.save_pretrained(args.save, dtype=torch.float16)
         others = {kind: one(kind, args.seeds[0])[1] for kind in ("images", "text", "published network")} if args.compare else {}
+        differences = {"backbone": paired(plain_evaluation, first, WATCHED)}
         baselines: dict[str, dict[str, float]] = {}
         if not args.no_baselines:
             write_scenes(root / "validation", 300, size=64, seed=999, split="train")
@@ -179,9 +197,8 @@ def main() -> None:
                 image_embeddings=vectors,
                 samples=20,
             ).items():
-                baselines[name] = {
-                    f"{task}/{key}": v for task, result in found.results.items() for key, v in result.metrics.items()
-                }
+                baselines[name] = flat(found)
+                differences[name] = paired(found, first, {"negated_retrieval": RECALL})
     title = f"{args.test} held-out scenes, {len(fits)} fits of {patch.metrics['steps']} steps on {args.train} training scenes"
     table = Table(title=title, title_justify="left")
     for column in ("", "backbone", "bar", "mean", "lowest", "highest", *others):
@@ -193,13 +210,22 @@ def main() -> None:
         single = [f"{other[number][3][0]:.3f}" if other[number][3] else "" for other in beside]
         table.add_row(what, f"{value:.3f}", bar, *three, *single)
     console.print(table)
+    for rival, rows_of in differences.items():
+        for name, (value, low, high) in rows_of.items():
+            console.print(f"first fit - {rival}, {name}: {value:+.3f} (95 % interval {low:+.3f} to {high:+.3f})")
     console.print(f"seconds a fit, features included: {', '.join(f'{s:.0f}' for s in seconds)}; threads {torch.get_num_threads()}")
     if args.json:
         rivals = {name: _clean(values) for name, values in baselines.items()}
         kinds = {kind: _clean(values) for kind, values in others.items()}
         write_json(
             args.json,
-            {"backbone": _clean(backbone), "fits": [_clean(fit) for fit in fits], "others": kinds, "baselines": rivals},
+            {
+                "backbone": _clean(backbone),
+                "fits": [_clean(fit) for fit in fits],
+                "others": kinds,
+                "baselines": rivals,
+                "paired": differences,
+            },
         )
     if encoder.fingerprint != before or clipmend.load("scenes").fingerprint != before:
         sys.exit("the backbone changed")

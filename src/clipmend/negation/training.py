@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import NegationData
+from clipmend.negation.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.features import extract_image_features, extract_text_features
 from clipmend.negation.guidance import guidance_targets
@@ -394,35 +395,18 @@ class _Run:
         return weights
 
     def _checkpoint(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        if self.directory is None:
-            return
-        path = self.directory / "checkpoint.pt"
-        part = path.with_suffix(".part")
-        saved = {**state, "weights": self._weights(), "optimizer": optimizer.state_dict(), "identity": self._identity()}
-        try:
-            torch.save(saved, part)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)  # a full disk leaves nothing behind
+        if self.directory is not None:
+            save_checkpoint(self.directory / CHECKPOINT, self._identity(), state, self._weights(), optimizer.state_dict())
 
     def _identity(self) -> str:
         return hashlib.sha256(json.dumps([self.config.to_dict(), self.digest, self.steps], sort_keys=True).encode()).hexdigest()
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         fresh: dict[str, Any] = {"step": 0, "best": self._weights(), "best_score": -math.inf, "best_step": 0, "history": []}
-        path = None if self.directory is None else self.directory / "checkpoint.pt"
+        path = None if self.directory is None else self.directory / CHECKPOINT
         if path is None or not path.exists():
             return fresh
-        try:
-            saved = torch.load(path, map_location=self.device, weights_only=True)
-        except Exception as error:
-            raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
-        if not isinstance(saved, dict) or not {"identity", "weights", "optimizer", *fresh} <= set(saved):
-            raise ValueError(f"{path} is no checkpoint of a fit; delete it or choose another directory")
-        if saved.pop("identity") != self._identity():
-            raise ValueError(
-                f"{path} belongs to a fit with another configuration or other data; delete it or choose another directory"
-            )
+        saved = load_checkpoint(path, self._identity(), set(fresh), self.device)
         weights = saved.pop("weights")
         self.ecn.load_state_dict(weights["ecn"])
         if self.scn is not None:
