@@ -262,6 +262,10 @@ def test_where_weights_have_no_use(quick: str, tmp_path: Path) -> None:
             clipmend.load(name, weights="b.pt")
     with pytest.raises(ValueError, match="is not MODEL::FILE"):
         clipmend.load("::a.pt")
+    odd = tmp_path / "a::b"  # a folder may be called so
+    assert clipmend.load(tiny.saved(odd, tiny.clip_model(TOKENIZER), TOKENIZER, tiny.clip_processor()), device="cpu").name == str(
+        odd
+    )
 
 
 def test_siglip_takes_its_own_layout(tmp_path: Path, state: dict[str, Tensor]) -> None:

@@ -87,7 +87,7 @@ def load(
     text = str(name)
     if not text.strip():
         raise ValueError(f"the model's name is empty; {_FORMS}")
-    text, named = split_name(text)
+    text, named = (text, None) if os.path.exists(text) else split_name(text)
     if named is not None:
         if weights is not None:
             raise ValueError(f"the name {str(name)!r} says where the weights are, and so does weights=; give one of them")

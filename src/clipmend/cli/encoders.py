@@ -17,7 +17,9 @@ __all__ = [
     "refuse_without_patch",
 ]
 
-MODEL_HELP = "Hub id or folder of a CLIP or SigLIP, 'open_clip:ARCH/TAG', 'scenes' or 'photos'."
+MODEL_HELP = (
+    "Hub id or folder of a CLIP or SigLIP, 'open_clip:ARCH/TAG', 'scenes' or 'photos'; MODEL::FILE takes the weights from a file."
+)
 PATCH_HELP = "Patch to mend the text side with: a folder, a hub id, 'scenes' or 'photos'."
 MAX_PIXELS_HELP = "Skip images of more pixels than this; 0 for no limit."
 
