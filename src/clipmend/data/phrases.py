@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["photo_of", "with_article", "without_implied"]
+__all__ = ["NUMBER_WORDS", "photo_of", "with_article", "without_implied"]
 
 
-_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "no", "several", "many")
+NUMBER_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "no", "several", "many")
 
 
 def with_article(noun: str) -> str:
     """``a cat``, ``an apple``, ``two cups``; told by the spelling, a silent h and the "u" of "unicorn" included."""
     word = noun.strip().lower()
-    if word.split(" ")[0] in _NUMBERS:
+    if word.split(" ")[0] in NUMBER_WORDS:
         return noun.strip()
     sounds_vowel = word[:1] in tuple("aeio") or word.startswith(("hour", "honest", "heir", "honour", "honor"))
     if word.startswith("u"):

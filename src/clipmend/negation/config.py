@@ -82,7 +82,7 @@ class PeakPatchConfig:
         contrast_weight: weight of the contrastive term.
         preservation_weight: weight of the term that keeps captions without negation where they were.
         text_only_weight: weight of the text-only pairs (no image); 0 turns them off where there are images.
-        text_only_batch: text-only pairs a step; the contrastive term takes one world of noun sets, 32 at most.
+        text_only_batch: noun sets a step, in whole worlds of 32.
         text_only_sets: noun sets made for text-only training.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
         validation_fraction: share of the images kept for choosing the best state.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clipmend.data.records import TRUE, NegationData
+from clipmend.data.phrases import NUMBER_WORDS
+from clipmend.data.records import TRUE, Caption, NegationData
 from clipmend.negation.features import TextFeatures
 
-__all__ = ["Batch", "Pairs", "Source", "Triples", "split_images"]
+__all__ = ["Batch", "Pairs", "Source", "Triples", "one_sided", "split_images"]
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Source:
         groups: ``[N]`` integers; a batch draws its images from one group only. Text-only sets come in small worlds that share
             their nouns, so that a batch holds sets with and without each.
         targets: ``[M, D]`` guidance of the captions (see :func:`~clipmend.negation.guidance.guidance_targets`); zero rows for none.
+        balanced: leave out captions and questions that teach what can be denied rather than what is (see :func:`one_sided`).
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Source:
         chosen: np.ndarray | None = None,
         groups: np.ndarray | None = None,
         targets: Tensor | None = None,
+        balanced: bool = False,
     ) -> None:
         if len(images) != len(data.images):
             raise ValueError(f"{data.name}: {len(images)} image embeddings for {len(data.images)} images")
@@ -82,8 +86,9 @@ class Source:
         self.negated: dict[int, list[int]] = defaultdict(list)
         self.deniers: dict[str, list[int]] = defaultdict(list)
         self.queries: list[int] = []
+        left_out = one_sided(data.captions) if balanced else frozenset()
         for row, caption in enumerate(data.captions):
-            if caption.image >= 0 and not inside[caption.image]:
+            if (caption.image >= 0 and not inside[caption.image]) or row in left_out:
                 continue
             if caption.image >= 0:
                 (self.negated if caption.denies else self.affirmative)[caption.image].append(row)
@@ -91,7 +96,7 @@ class Source:
                 self.deniers[atom].append(row)
             if caption.form == "negative":
                 self.queries.append(row)
-        self.questions = [q for q in data.questions if inside[q.image]]
+        self.questions = [q for q in data.questions if inside[q.image] and left_out.isdisjoint(q.options)]
 
     def batch(self, rng: np.random.Generator, size: int, queries: float = 0.5) -> Batch:
         """Sample ``size`` images; each brings an affirmative caption, a true negated one, and one that denies what it shows.
@@ -139,8 +144,12 @@ class Source:
         return Triples(self.images[images], originals, negated)
 
     def question_batch(self, rng: np.random.Generator, size: int) -> tuple[Tensor, np.ndarray, Tensor]:
-        """``[Q, D]`` images, ``[Q, O]`` caption rows with the options shuffled, ``[Q]`` answers."""
-        chosen = rng.choice(len(self.questions), min(size, len(self.questions)), replace=False)
+        """``[Q, D]`` images, ``[Q, O]`` caption rows with the options shuffled, ``[Q]`` answers; forms in equal parts."""
+        forms: dict[str, list[int]] = defaultdict(list)
+        for k, question in enumerate(self.questions):
+            forms[question.template].append(k)
+        each = -(-size // len(forms))
+        chosen = np.concatenate([rng.choice(found, min(each, len(found)), replace=False) for found in forms.values()])
         most = min(len(self.questions[k].options) for k in chosen)
         options, answers, images = [], [], []
         for k in chosen.tolist():
@@ -165,6 +174,26 @@ class Source:
             true.append(self.negated[image][rng.integers(len(self.negated[image]))])
             false.append(candidates[rng.integers(len(candidates))])
         return Pairs(np.asarray(images, np.int64), np.asarray(true, np.int64), np.asarray(false, np.int64))
+
+
+def one_sided(captions: Sequence[Caption]) -> frozenset[int]:
+    """Rows of captions that deny something and assert a kind of thing that no caption of the data ever denies.
+
+    "A cat but no dog", where dogs are denied and cats never are, teaches that the cat is what is there because it is a cat. A patch
+    fitted on such captions fails at "a dog but no cat". The kind of an atom is its last word; places ("at beach") do not count.
+    """
+    denied = {atom.rsplit(" ", 1)[-1] for caption in captions for atom in caption.denies}
+    return frozenset(
+        row
+        for row, caption in enumerate(captions)
+        if caption.denies and any(kind not in denied for kind in _kinds_asserted(caption))
+    )
+
+
+def _kinds_asserted(caption: Caption) -> list[str]:
+    """Last words of what is asserted; a count ("two cats") stands beside its kind and is passed over, and so is a place."""
+    things = [atom.split(" ") for atom in caption.asserts if not atom.startswith("at ")]
+    return [words[-1] for words in things if words[0] not in NUMBER_WORDS]
 
 
 def split_images(count: int, fraction: float, seed: int, most: int = 500) -> tuple[np.ndarray, np.ndarray]:

@@ -196,7 +196,7 @@ class _Run:
         targets = None
         if config.guidance_weight > 0 and config.objective == "truthful":
             targets = guidance_targets(self.encoder, data.captions, config.guidance_strength, self.progress)
-        training = Source(data, images, texts, train, groups, targets)
+        training = Source(data, images, texts, train, groups, targets, balanced=config.objective == "truthful")
         return training, Validation(Source(data, images, texts, held, groups), seed=config.seed)
 
     def _training_digest(self) -> str:
@@ -226,16 +226,26 @@ class _Run:
         assert config.logit_scale is not None
         plain = torch.from_numpy(batch.plain).to(self.device)
         own = batch.own.to(self.device)
+        contrasted = corrected
         if source is self.sources.get("text"):
-            # A stand-in is itself made of a plain caption: pulling plain captions to it would only move them. They stay rivals.
+            # A stand-in is itself made of a plain caption: the contrast could only move plain captions away. They stay rivals.
             own = own.masked_fill(plain, -1)
+            contrasted = torch.where(plain[:, None], corrected.detach(), corrected)
         loss = config.contrast_weight * truthful_loss(
-            batch.images.to(self.device), corrected, batch.truth.to(self.device), own, config.logit_scale
+            batch.images.to(self.device), contrasted, batch.truth.to(self.device), own, config.logit_scale
         )
         if source.targets is not None and guided > 0:
             targets = source.targets[batch.captions].to(self.device)[~plain]
             loss = loss + guided * config.guidance_weight * preservation_loss(corrected[~plain], targets)
         return loss, preservation_loss(corrected[plain], features["embedding"][plain])
+
+    def _worlds(self, source: Source, rng: np.random.Generator, size: int, guided: float) -> tuple[Tensor, Tensor]:
+        """:meth:`_contrast`; of data in groups, averaged over as many of them as make up ``size`` images."""
+        if source.groups is None:
+            return self._contrast(source, rng, size, guided)
+        count = max(1, round(size * len(source.groups) / max(len(source.chosen), 1)))
+        parts = [self._contrast(source, rng, math.ceil(size / count), guided) for _ in range(count)]
+        return torch.stack([loss for loss, _ in parts]).mean(), torch.stack([kept for _, kept in parts]).mean()
 
     def _questions(self, source: Source, rng: np.random.Generator, size: int) -> Tensor:
         assert self.scn is not None
@@ -272,12 +282,12 @@ class _Run:
             terms["ecn"] = released_loss(triples.images.to(self.device), originals, negated, config.logit_scale)
         else:
             if main is not None:
-                terms["ecn"], preserved = self._contrast(main, rng, config.batch_size, guided)
+                terms["ecn"], preserved = self._worlds(main, rng, config.batch_size, guided)
                 terms["preserve"] = config.preservation_weight * preserved
             if "text" in self.sources:
                 weight = config.text_only_weight if main is not None else 1.0
                 size = config.text_only_batch if main is not None else config.batch_size
-                loss, preserved = self._contrast(self.sources["text"], rng, size, guided)
+                loss, preserved = self._worlds(self.sources["text"], rng, size, guided)
                 pairs = self._pairs(self.sources["text"], rng, size)
                 terms["text"] = weight * (loss + pairs)
                 terms["preserve"] = (
