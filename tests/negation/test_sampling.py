@@ -32,13 +32,27 @@ def test_captions_that_teach_what_can_be_denied_are_left_out() -> None:
     assert 0 in Source(data, torch.eye(2), features_of(texts)).negated[0]
 
 
-def test_questions_come_in_equal_parts_of_each_form() -> None:
-    captions = [Caption(f"text {k}", -1, "affirmative", ("cat",)) for k in range(3)]
-    templates = ["affirmative"] * 40 + ["negative"] * 4 + ["hybrid"] * 10
-    questions = [Question(k % 2, (0, 1, 2), 0, template) for k, template in enumerate(templates)]
-    data = NegationData(["0", "1"], [frozenset({"cat"}), frozenset()], captions, questions)
-    source = Source(data, torch.eye(2), features_of([c.text for c in captions]))
-    for seed in range(20):
+def test_half_of_the_questions_come_in_equal_parts_and_half_are_new() -> None:
+    kinds = ["cat", "dog", "cup", "hat"]
+    captions = [Caption(f"a {kind}", k, "affirmative", (kind,)) for k, kind in enumerate(kinds)]
+    captions += [Caption(f"no {kind}", -1, "negative", (), (kind,), "no") for kind in kinds]
+    captions += [Caption(f"there is no {kinds[k - 1]}", k, "negative", (), (kinds[k - 1],), "no") for k in range(4)]
+    captions += [Caption("a cat and a dog", -1, "affirmative", ("cat", "dog"))]
+    facts = [frozenset({kind}) for kind in kinds]
+    asked = [Question(0, (0, 1, 2), 0, "affirmative")] * 30 + [Question(1, (4, 5), 0, "negative")] * 3
+    data = NegationData(kinds, facts, captions, asked)
+    source = Source(data, torch.eye(4), features_of([c.text for c in captions]))
+    truth = data.truth(range(4), range(len(captions)))
+    seen = set()
+    for seed in range(30):
         images, options, answers = source.question_batch(np.random.default_rng(seed), 12)
-        assert len(images) == len(options) == len(answers) == 12
-    assert source.question_batch(np.random.default_rng(0), 30)[0].shape[0] == 10 + 4 + 10  # a form with fewer gives all it has
+        assert images.shape[0] == len(options) == len(answers)
+        assert options.shape[1] == 2  # the fewest of any question drawn
+        assert len(options) == 3 + 3 + 4  # three of each form; new ones, at most one an image and here one for every image
+        for vector, row, answer in zip(images, options.tolist(), answers.tolist(), strict=True):
+            image = int(vector.argmax())
+            assert truth[image, row[answer]] == 1
+            assert all(truth[image, other] == -1 for k, other in enumerate(row) if k != answer)
+            assert len({captions[k].form for k in row}) == 1
+            seen.add((image, *row))
+    assert len(seen) > 20

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from clipmend.data.phrases import NUMBER_WORDS
-from clipmend.data.records import TRUE, Caption, NegationData
+from clipmend.data.records import FALSE, TRUE, Caption, NegationData
 from clipmend.negation.features import TextFeatures
 
 __all__ = ["Batch", "Pairs", "Source", "Triples", "one_sided", "split_images"]
+
+_RIVALS = 96  # captions of each form among which a new question finds its false ones
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Source:
         self.negated: dict[int, list[int]] = defaultdict(list)
         self.deniers: dict[str, list[int]] = defaultdict(list)
         self.queries: list[int] = []
+        self.by_form: dict[str, list[int]] = defaultdict(list)
         left_out = one_sided(data.captions) if balanced else frozenset()
         for row, caption in enumerate(data.captions):
             if (caption.image >= 0 and not inside[caption.image]) or row in left_out:
@@ -96,7 +99,11 @@ class Source:
                 self.deniers[atom].append(row)
             if caption.form == "negative":
                 self.queries.append(row)
+            self.by_form[caption.form].append(row)
         self.questions = [q for q in data.questions if inside[q.image] and left_out.isdisjoint(q.options)]
+        self.forms: dict[str, list[int]] = defaultdict(list)
+        for k, question in enumerate(self.questions):
+            self.forms[question.template].append(k)
 
     def batch(self, rng: np.random.Generator, size: int, queries: float = 0.5) -> Batch:
         """Sample ``size`` images; each brings an affirmative caption, a true negated one, and one that denies what it shows.
@@ -144,23 +151,49 @@ class Source:
         return Triples(self.images[images], originals, negated)
 
     def question_batch(self, rng: np.random.Generator, size: int) -> tuple[Tensor, np.ndarray, Tensor]:
-        """``[Q, D]`` images, ``[Q, O]`` caption rows with the options shuffled, ``[Q]`` answers; forms in equal parts."""
-        forms: dict[str, list[int]] = defaultdict(list)
-        for k, question in enumerate(self.questions):
-            forms[question.template].append(k)
-        each = -(-size // len(forms))
-        chosen = np.concatenate([rng.choice(found, min(each, len(found)), replace=False) for found in forms.values()])
-        most = min(len(self.questions[k].options) for k in chosen)
-        options, answers, images = [], [], []
-        for k in chosen.tolist():
+        """``[Q, D]`` images, ``[Q, O]`` caption rows with the options shuffled, ``[Q]`` answers.
+
+        Half are questions of the data, forms in equal parts; half are new at every step: a true caption of an image beside
+        captions of the same form that are false of it. The same few thousand questions would be learned by heart.
+        """
+        each = -(-size // (2 * len(self.forms)))
+        asked = np.concatenate([rng.choice(found, min(each, len(found)), replace=False) for found in self.forms.values()])
+        most = min(len(self.questions[k].options) for k in asked)
+        rows: list[list[int]] = []  # the right option first
+        images: list[int] = []
+        for k in asked.tolist():
             question = self.questions[k]
             wrong = [o for n, o in enumerate(question.options) if n != question.answer]
-            row = [question.options[question.answer], *rng.permutation(wrong)[: most - 1].tolist()]
-            order = rng.permutation(most)
-            options.append([row[o] for o in order])
-            answers.append(int(np.flatnonzero(order == 0)[0]))
+            rows.append([question.options[question.answer], *rng.permutation(wrong)[: most - 1].tolist()])
             images.append(question.image)
-        return self.images[images], np.asarray(options), torch.tensor(answers)
+        for image, row in self._new_questions(rng, max(0, size - len(rows)), most):
+            images.append(image)
+            rows.append(row)
+        orders = [rng.permutation(most) for _ in rows]
+        options = np.asarray([[row[o] for o in order] for row, order in zip(rows, orders, strict=True)])
+        answers = torch.tensor([int(np.flatnonzero(order == 0)[0]) for order in orders])
+        return self.images[images], options, answers
+
+    def _new_questions(self, rng: np.random.Generator, count: int, most: int) -> list[tuple[int, list[int]]]:
+        """Up to ``count`` pairs of an image and ``most`` captions of one form, the first true of it and the others false."""
+        captions = self.data.captions
+        images = rng.choice(self.chosen, min(count, len(self.chosen)), replace=False).tolist()
+        drawn = {form: rng.choice(rows, min(_RIVALS, len(rows)), replace=False) for form, rows in self.by_form.items()}
+        rivals = np.concatenate(list(drawn.values()))
+        false = self.data.truth(images, rivals.tolist()) == FALSE  # [Q, R]
+        forms = np.array([captions[row].form for row in rivals.tolist()])
+        found = []
+        for place, image in enumerate(images):
+            own = [*self.affirmative.get(image, []), *self.negated.get(image, [])]
+            form = sorted({captions[row].form for row in own})
+            if not form:
+                continue
+            wanted = form[rng.integers(len(form))]
+            own = [row for row in own if captions[row].form == wanted]
+            wrong = rivals[false[place] & (forms == wanted)]
+            if len(wrong) >= most - 1:
+                found.append((image, [own[rng.integers(len(own))], *rng.choice(wrong, most - 1, replace=False).tolist()]))
+        return found
 
     def paired_rows(self, rng: np.random.Generator, size: int) -> Pairs:
         """Sample ``size`` images (fewer where some lack one of the two) with a true and a false negated caption."""
