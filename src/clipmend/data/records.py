@@ -80,6 +80,8 @@ class NegationData:
             nouns that name one.
         groups: a number for each image; where given, a training batch draws its images from one group (images of a group share
             what they may show, so that a batch has images with and without each thing).
+        unknown: atoms of the vocabulary that are unknown of an image all the same (VOC's "difficult" objects), aligned with
+            ``images``; ``None`` for none.
     """
 
     images: Sequence[Any]
@@ -90,12 +92,15 @@ class NegationData:
     name: str = "data"
     reserved: frozenset[str] = frozenset()
     groups: Sequence[int] | None = None
+    unknown: Sequence[frozenset[str]] | None = None
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.facts):
             raise ValueError(f"{self.name}: {len(self.images)} images but {len(self.facts)} sets of facts")
         if self.groups is not None and len(self.groups) != len(self.images):
             raise ValueError(f"{self.name}: {len(self.images)} images but {len(self.groups)} groups")
+        if self.unknown is not None and len(self.unknown) != len(self.images):
+            raise ValueError(f"{self.name}: {len(self.images)} images but {len(self.unknown)} sets of unknown atoms")
         for row, caption in enumerate(self.captions):
             if not -1 <= caption.image < len(self.images):
                 raise ValueError(f"{self.name}: caption {row} ({caption.text!r}) names image {caption.image} of {len(self.images)}")
@@ -113,14 +118,18 @@ class NegationData:
         A caption is TRUE of the image it was written for, whatever the annotation says.
         """
         chosen = [self.captions[j] for j in captions]
-        matrix = truth_matrix([self.facts[i] for i in images], chosen, self.vocabulary)
+        unknown = None if self.unknown is None else [self.unknown[i] for i in images]
+        matrix = truth_matrix([self.facts[i] for i in images], chosen, self.vocabulary, unknown)
         own = np.asarray(images)[:, None] == np.asarray([c.image for c in chosen])[None, :]
         matrix[own & (matrix == UNKNOWN)] = TRUE
         return matrix
 
 
 def truth_matrix(
-    facts: Sequence[Iterable[str]], captions: Sequence[Caption], vocabulary: Iterable[str] | None = None
+    facts: Sequence[Iterable[str]],
+    captions: Sequence[Caption],
+    vocabulary: Iterable[str] | None = None,
+    unknown: Sequence[Iterable[str]] | None = None,
 ) -> np.ndarray:
     """Truth of every caption for every image.
 
@@ -128,6 +137,7 @@ def truth_matrix(
         facts: true atoms of each image.
         captions: captions with ``asserts`` and ``denies``.
         vocabulary: atoms annotated exhaustively (see :class:`NegationData`); ``None`` for all.
+        unknown: for each image, atoms that are unknown of it whatever the vocabulary; ``None`` for none.
 
     Returns:
         int8 ``[N, M]``: FALSE where an asserted atom is known to be absent or a denied one present, TRUE where every asserted
@@ -145,6 +155,10 @@ def truth_matrix(
         vocabulary = frozenset(vocabulary)
         known = np.array([a in vocabulary for a in atoms], np.float32)
     absent = (1 - present) * known  # [N, K] known to be absent; an atom that is listed is present even outside the vocabulary
+    for i, image_unknown in enumerate(unknown or ()):
+        for atom in image_unknown:
+            if atom in column:
+                absent[i, column[atom]] = 0
     asserts = np.zeros((len(atoms), len(captions)), np.float32)
     denies = np.zeros_like(asserts)
     for j, caption in enumerate(captions):

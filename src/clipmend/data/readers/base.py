@@ -134,6 +134,7 @@ class Source(Iterable[Record]):
         records: gives the records, and tells the :class:`Log` what it leaves out.
         image_root: folder that image names start from; ``None`` for the working directory.
         vocabulary: things annotated exhaustively, ``None`` where nothing is.
+        reserved: things kept for testing, which no training caption should deny.
         on_error: ``"raise"`` stops at the first bad row; ``"skip"`` leaves it out and counts it in :attr:`log`.
 
     Attributes:
@@ -147,11 +148,13 @@ class Source(Iterable[Record]):
         *,
         image_root: str | Path | None = None,
         vocabulary: Iterable[str] | None = None,
+        reserved: Iterable[str] = (),
         on_error: OnError = "raise",
     ) -> None:
         self.name = name
         self.image_root = Path(image_root) if image_root is not None else None
         self.vocabulary = frozenset(vocabulary) if vocabulary is not None else None
+        self.reserved = frozenset(reserved)
         self.on_error: OnError = on_error
         self.log = Log(on_error)
         self._records = records

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clipmend.data.folder import CAPTION_COLUMNS, CHOICE_COLUMNS, TEMPLATES, caption_row, parse_of
+from clipmend.data.output import new_folder
 from clipmend.data.records import Caption
 from clipmend.data.scenes.build import exclusion_queries, make_scenes, retrieval_captions, scene_captions
 from clipmend.data.scenes.captions import SUBSETS
@@ -21,17 +21,6 @@ from clipmend.data.scenes.questions import choice_questions
 
 __all__ = ["CAPTION_COLUMNS", "CHOICE_COLUMNS", "TEMPLATES", "Written", "parse_of", "write_scenes"]
 
-CAPTION_COLUMNS = ("image", "caption", "form", "wording", "asserts", "denies", "complete")
-CHOICE_COLUMNS = (
-    "image_path",
-    "correct_answer",
-    *(f"caption_{k}" for k in range(4)),
-    "correct_answer_template",
-    "subset",
-    "parse",
-)
-TEMPLATES = {"affirmative": "positive", "negative": "negative", "hybrid": "hybrid"}
-"""Form of the right answer, as NegBench's files name it."""
 MAX_SIZE = 4096  # pixels; beyond it, drawing one image would fill the memory
 
 
@@ -42,11 +31,6 @@ class Written:
     folder: Path
     rows: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-def parse_of(caption: Caption) -> dict[str, Any]:
-    """Logical form of a caption, as in the ``parse`` columns."""
-    return {"asserts": list(caption.asserts), "denies": list(caption.denies), "wording": caption.wording}
 
 
 def write_scenes(
@@ -80,37 +64,11 @@ def write_scenes(
         raise ValueError(f"draw at least one scene, not {count}")
     if not 16 <= size <= MAX_SIZE:
         raise ValueError(f"scenes are drawn at 16 to {MAX_SIZE} pixels, not {size}")
-    if target.exists() and not target.is_dir():
-        raise FileExistsError(f"{target} is a file: choose another folder")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(f"{target} is not empty: choose another folder, or replace it with --overwrite")
     scenes = make_scenes(count, seed, split)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        work.chmod(0o755)  # temporary folders are private
+    with new_folder(target, overwrite) as work:
         written = _write(work, scenes, size, seed, split, advance)
-        _put_in_place(work, target)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
     written.folder = target
     return written
-
-
-def _put_in_place(work: Path, target: Path) -> None:
-    if not target.exists():
-        work.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-    target.rename(old / "old")
-    try:
-        work.rename(target)
-    except OSError:
-        (old / "old").rename(target)  # nothing is lost
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(work: Path, scenes: Sequence[Scene], size: int, seed: int, split: str, advance: Callable[[int], None] | None) -> Written:
@@ -133,7 +91,7 @@ def _write(work: Path, scenes: Sequence[Scene], size: int, seed: int, split: str
 
     _lines(written, "scenes.jsonl", (scene.to_json() for scene in scenes))
     _lines(written, "dense.jsonl", (pair.to_json() for pair in dense))
-    _table(written, "captions.csv", CAPTION_COLUMNS, (_caption_row(c, names) for c in captions))
+    _table(written, "captions.csv", CAPTION_COLUMNS, (caption_row(c, names) for c in captions))
     _table(written, "choice.csv", CHOICE_COLUMNS, _choice_rows(written, scenes, seed, subsets))
     _table(written, "retrieval.csv", ("filepath", "captions", "parse"), _retrieval_rows(plain, names))
     _table(written, "negated_retrieval.csv", ("filepath", "captions", "parse"), _retrieval_rows(negated, names))
@@ -148,12 +106,6 @@ def _write(work: Path, scenes: Sequence[Scene], size: int, seed: int, split: str
     about = {"count": len(scenes), "size": size, "seed": seed, "split": split}
     (work / "world.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8", newline="\n")
     return written
-
-
-def _caption_row(caption: Caption, names: Sequence[str]) -> tuple[str, ...]:
-    image = names[caption.image] if caption.image >= 0 else ""
-    asserts, denies = json.dumps(caption.asserts), json.dumps(caption.denies)
-    return image, caption.text, caption.form, caption.wording, asserts, denies, json.dumps(caption.complete)
 
 
 def _choice_rows(written: Written, scenes: Sequence[Scene], seed: int, subsets: Sequence[str]) -> list[tuple[Any, ...]]:
