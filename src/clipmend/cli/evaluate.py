@@ -62,6 +62,7 @@ Over = Annotated[str, typer.Option("--over", help="What the intervals draw: imag
 Rerank = Annotated[
     int, typer.Option("--rerank", min=0, help="With --patch: let its score correction order the best so many of each query.")
 ]
+Frames = Annotated[int, typer.Option("--frames", min=1, help="Frames that a video is averaged over (NegBench: 4).")]
 At = Annotated[str, typer.Option("--at", help="Cut-offs of recall, separated by commas.")]
 
 
@@ -88,6 +89,7 @@ def choice(
     strength: Strength = 1.0,
     compare_backbone: Backbone = True,
     scn: Correction = True,
+    frames: Frames = 4,
     skip_missing: Skip = False,
     seed: Seed = 0,
     device: Device = None,
@@ -101,7 +103,14 @@ def choice(
     def measure(encoder: DualEncoder, **names: Any) -> Result:
         root = image_root or data.parent
         return evaluate_choice(
-            encoder, items, image_root=root, score_correction=scn, on_missing=_missing(skip_missing), progress=True, **names
+            encoder,
+            items,
+            image_root=root,
+            score_correction=scn,
+            on_missing=_missing(skip_missing),
+            frames=frames,
+            progress=True,
+            **names,
         )
 
     _run(measure, model, patch, strength, device, compare_backbone, seed, json)
@@ -117,6 +126,7 @@ def retrieval(
     compare_backbone: Backbone = True,
     at: At = "1,5,10",
     rerank: Rerank = 0,
+    frames: Frames = 4,
     skip_missing: Skip = False,
     seed: Seed = 0,
     device: Device = None,
@@ -132,7 +142,15 @@ def retrieval(
         root = image_root or data.parent
         short = rerank if encoder.corrects_scores else 0  # the backbone beside has nothing to order by
         return evaluate_retrieval(
-            encoder, tests, image_root=root, ks=ks, rerank=short, on_missing=_missing(skip_missing), progress=True, **names
+            encoder,
+            tests,
+            image_root=root,
+            ks=ks,
+            rerank=short,
+            on_missing=_missing(skip_missing),
+            frames=frames,
+            progress=True,
+            **names,
         )
 
     correction = "--rerank" if rerank else None

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import FORMS, Caption, NegationData
+from clipmend.data.video import FRAMES
 from clipmend.evaluation.accumulate import ChoiceAccumulator
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, distinct, image_vectors, pair_scores, prepared_texts
 from clipmend.evaluation.intervals import cluster_sums, wilson
@@ -20,6 +21,7 @@ from clipmend.evaluation.results import Measure, Result, items_digest, model_nam
 from clipmend.evaluation.tables import (
     Rows,
     duplicates_note,
+    image_column_of,
     integer_field,
     parse_field,
     problem,
@@ -75,7 +77,8 @@ def read_choice(path: str | Path) -> Rows[ChoiceItem]:
     """Read a NegBench multiple-choice table.
 
     Args:
-        path: CSV with ``image_path, correct_answer, correct_answer_template, caption_0, caption_1, ...`` (two options or more);
+        path: CSV with ``image_path`` (or ``video_path``, ``filepath``) and
+            ``correct_answer, correct_answer_template, caption_0, caption_1, ...`` (two options or more);
             ``correct_answer_template`` is ``positive`` (or ``affirmative``), ``negative`` or ``hybrid``. The columns ``subset``
             and ``parse`` (JSON list with ``asserts`` and ``denies`` an option) are used where they are there; others are ignored.
 
@@ -86,7 +89,8 @@ def read_choice(path: str | Path) -> Rows[ChoiceItem]:
         ValueError: naming file and line: a column missing, a blank field, an answer that is no option, a broken parse.
     """
     path = Path(path)
-    header, rows = read_table(path, ("image_path", "correct_answer", "correct_answer_template", "caption_0", "caption_1"))
+    header, rows = read_table(path, ("correct_answer", "correct_answer_template", "caption_0", "caption_1"))
+    image_column = image_column_of(path, header, ("image_path", "video_path", "filepath"))
     numbered = {name for name in header if name.startswith("caption_") and name.removeprefix("caption_").isdigit()}
     columns = [f"caption_{k}" for k in range(len(numbered))]
     if set(columns) != numbered:
@@ -101,7 +105,7 @@ def read_choice(path: str | Path) -> Rows[ChoiceItem]:
             raise problem(path, line, f"correct_answer is {answer}, but the options are 0 to {len(captions) - 1}")
         template = template_field(path, line, row["correct_answer_template"])
         parse = parse_field(path, line, row.get("parse", ""), captions)
-        image = text_field(path, line, row, "image_path")
+        image = text_field(path, line, row, image_column)
         items.append(ChoiceItem(image, captions, answer, template, row.get("subset", "").strip(), parse, line))
     keys = [(item.row, (item.image, item.captions, item.answer)) for item in items]
     return Rows(items, str(path), duplicates_note(path, keys, "questions"))
@@ -224,6 +228,7 @@ def evaluate_choice(
     tie_tolerance: float = 1e-6,
     batch_size: int = 64,
     level: float = 0.95,
+    frames: int = FRAMES,
     dataset: str | None = None,
     model: str | None = None,
     pretrained: str | None = None,
@@ -245,6 +250,7 @@ def evaluate_choice(
         tie_tolerance: scores this close are tied; the rounding of a cosine in float32 is below 1e-6.
         batch_size: texts a forward pass.
         level: coverage of the Wilson intervals.
+        frames: frames a video is averaged over.
         dataset: name of the data (default: the table's).
         model: name of the model in tables (default: the encoder's).
         pretrained: weights or patch.
@@ -263,7 +269,13 @@ def evaluate_choice(
             raise ValueError(f"{_where(source, item)}: answer {item.answer} of {len(item.captions)} options")
     names, image_of = distinct([item.image for item in items])
     images, kept = image_vectors(
-        encoder, names, image_root=image_root, image_embeddings=image_embeddings, on_missing=on_missing, progress=progress
+        encoder,
+        names,
+        image_root=image_root,
+        image_embeddings=image_embeddings,
+        on_missing=on_missing,
+        frames=frames,
+        progress=progress,
     )
     asked = list(items)
     if len(kept) < len(names):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder, PreparedTexts
 from clipmend.data.images import find_image
+from clipmend.data.video import FRAMES, encode_videos, is_video
 
 __all__ = ["ImageEmbeddings", "OnMissing", "find_image", "image_vectors", "pair_scores", "prepared_texts"]
 
@@ -27,9 +28,10 @@ def image_vectors(
     image_embeddings: ImageEmbeddings | None = None,
     on_missing: OnMissing = "error",
     batch_size: int = 32,
+    frames: int = FRAMES,
     progress: bool = False,
 ) -> tuple[Tensor, list[int]]:
-    """Normalised embeddings of distinct images.
+    """Normalised embeddings of distinct images, or of videos (told by the ending of the file name).
 
     Args:
         encoder: embeds the images that are not given as vectors.
@@ -38,6 +40,7 @@ def image_vectors(
         image_embeddings: ready vectors: ``[len(names), D]`` in the order of ``names``, or a mapping from name to ``[D]``.
         on_missing: ``"error"``, or ``"skip"`` to leave out images without a file (or without a vector in the mapping).
         batch_size: images a forward pass.
+        frames: frames a video is averaged over (see :mod:`clipmend.data.video`).
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -52,7 +55,7 @@ def image_vectors(
         found = [find_image(name, root) for name in names]
         kept = [i for i, path in enumerate(found) if path is not None]
         _missing(names, kept, on_missing, f"under {root}; give the folder as image_root (--image-root)")
-        vectors = encoder.encode_images([path for path in found if path is not None], batch_size=batch_size, progress=progress)
+        vectors = _encoded(encoder, [path for path in found if path is not None], batch_size, frames, progress)
     elif isinstance(image_embeddings, Mapping):
         kept = [i for i, name in enumerate(names) if name in image_embeddings]
         _missing(names, kept, on_missing, "among the image embeddings")
@@ -65,6 +68,22 @@ def image_vectors(
     vectors = vectors.to(torch.float32)
     _finite(vectors, [names[i] for i in kept], "image")
     return torch.nn.functional.normalize(vectors, dim=-1), kept
+
+
+def _encoded(encoder: DualEncoder, paths: Sequence[Path], batch_size: int, frames: int, progress: bool) -> Tensor:
+    """Unit embeddings of files in their order, images and videos."""
+    videos = [k for k, path in enumerate(paths) if is_video(path)]
+    if not videos:
+        return encoder.encode_images(paths, batch_size=batch_size, progress=progress)
+    vectors = torch.zeros(len(paths), encoder.embed_dim)
+    vectors[videos] = encode_videos(
+        encoder, [paths[k] for k in videos], frames=frames, batch_size=batch_size, progress=progress
+    ).cpu()
+    images = [k for k, path in enumerate(paths) if not is_video(path)]
+    if images:
+        parts = encoder.encode_images([paths[k] for k in images], batch_size=batch_size, progress=progress)
+        vectors[images] = parts.float().cpu()
+    return vectors
 
 
 def prepared_texts(encoder: DualEncoder, texts: Sequence[str], *, batch_size: int = 64, progress: bool = False) -> PreparedTexts:

@@ -65,6 +65,7 @@ def read_presence(path: str | Path) -> Presence:
     """
     path = Path(path)
     entries: list[tuple[int, str, frozenset[str]]] = []
+    doubtful = 0
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         for line, content in json_lines(path):
             image = content.get("image")
@@ -76,6 +77,7 @@ def read_presence(path: str | Path) -> Presence:
             if not row["image"].strip():
                 raise problem(path, line, "image is empty")
             entries.append((line, row["image"].strip(), _words(path, line, row["present"])))
+            doubtful += bool(_words(path, line, row.get("unknown", "")))
     if not entries:
         raise ValueError(f"{path}: no images")
     first: dict[str, tuple[int, frozenset[str]]] = {}
@@ -88,6 +90,8 @@ def read_presence(path: str | Path) -> Presence:
         else:
             repeated += 1
     notes = [f"{path.name}: {repeated} images annotated twice alike, counted once"] if repeated else []
+    if doubtful:
+        notes.append(f"{path.name}: of {doubtful} images some kinds are unknown: counted as images without them")
     return Presence(list(first), [kinds for _, kinds in first.values()], str(path), notes)
 
 

@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import Caption
+from clipmend.data.video import FRAMES
 from clipmend.evaluation.accumulate import RankAccumulator
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, distinct, image_vectors, prepared_texts
 from clipmend.evaluation.intervals import bootstrap_mean, cluster_sums, median_interval, wilson
 from clipmend.evaluation.ranking import oracle_recall, ranks_both_ways, rerank_both_ways
 from clipmend.evaluation.results import Measure, Result, items_digest, model_names
-from clipmend.evaluation.tables import duplicates_note, parse_field, read_table, text_field, texts_field
+from clipmend.evaluation.tables import duplicates_note, image_column_of, parse_field, read_table, text_field, texts_field
 
 __all__ = ["RetrievalData", "RetrievalResult", "evaluate_retrieval", "read_retrieval"]
 
@@ -73,7 +74,8 @@ def read_retrieval(path: str | Path) -> RetrievalData:
         ValueError: naming file and line: a column missing, a list that is none, an empty list or caption, a broken parse.
     """
     path = Path(path)
-    header, rows = read_table(path, ("filepath",))
+    header, rows = read_table(path, ())
+    image_column = image_column_of(path, header, ("filepath", "video_path", "image_path"))
     column = next((name for name in ("captions", "title", "caption") if name in header), None)
     if column is None:
         raise ValueError(f"{path}: column captions is missing; the file has {', '.join(header)}")
@@ -86,7 +88,7 @@ def read_retrieval(path: str | Path) -> RetrievalData:
     for line, row in rows:
         captions = texts_field(path, line, row[column]) if column == "captions" else [text_field(path, line, row, column)]
         parse = parse_field(path, line, row.get("parse", ""), captions)
-        image = images.setdefault(text_field(path, line, row, "filepath"), len(images))
+        image = images.setdefault(text_field(path, line, row, image_column), len(images))
         for position, text in enumerate(captions):
             if (image, text) in seen:
                 repeated += 1
@@ -98,7 +100,7 @@ def read_retrieval(path: str | Path) -> RetrievalData:
                 parses = None
             elif parses is not None:
                 parses.append(parse[position])
-    notes = duplicates_note(path, [(line, (row["filepath"], row[column])) for line, row in rows], "rows")
+    notes = duplicates_note(path, [(line, (row[image_column], row[column])) for line, row in rows], "rows")
     if repeated:
         notes.append(f"{path.name}: {repeated} captions repeated for one image, kept once")
     shared = len(texts) - len(set(texts))
@@ -208,6 +210,7 @@ def evaluate_retrieval(
     block: int | None = None,
     batch_size: int = 64,
     level: float = 0.95,
+    frames: int = FRAMES,
     dataset: str | None = None,
     model: str | None = None,
     pretrained: str | None = None,
@@ -231,6 +234,7 @@ def evaluate_retrieval(
         block: texts scored at once (default: about 4 MB of scores).
         batch_size: texts a forward pass.
         level: coverage of the intervals.
+        frames: frames a video is averaged over.
         dataset: name of the data (default: the table's).
         model: name of the model in tables (default: the encoder's).
         pretrained: weights or patch.
@@ -249,7 +253,13 @@ def evaluate_retrieval(
         raise ValueError(f"rerank orders by a score correction, and {encoder.name} has none: leave rerank out")
     notes = list(data.notes)
     images, kept = image_vectors(
-        encoder, data.images, image_root=image_root, image_embeddings=image_embeddings, on_missing=on_missing, progress=progress
+        encoder,
+        data.images,
+        image_root=image_root,
+        image_embeddings=image_embeddings,
+        on_missing=on_missing,
+        frames=frames,
+        progress=progress,
     )
     captions, image_of, names = list(data.captions), data.image_of, data.images
     columns = np.arange(len(captions))

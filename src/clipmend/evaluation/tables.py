@@ -15,6 +15,7 @@ __all__ = [
     "Rows",
     "TableWarning",
     "duplicates_note",
+    "image_column_of",
     "integer_field",
     "json_lines",
     "parse_field",
@@ -68,6 +69,18 @@ def _one_parse(path: Path, line: int, entry: Any, text: str) -> Caption:
     if not isinstance(wording, str) or not isinstance(complete, bool):
         raise problem(path, line, "parse: wording must be text and complete true or false")
     return Caption(text, -1, form, atoms["asserts"], atoms["denies"], wording, complete)
+
+
+def image_column_of(path: Path, header: Sequence[str], names: Sequence[str]) -> str:
+    """The first of ``names`` that is a column: tables of videos call it otherwise than tables of images.
+
+    Raises:
+        ValueError: none is.
+    """
+    for name in names:
+        if name in header:
+            return name
+    raise ValueError(f"{path}: column {names[0]} is missing; the file has {', '.join(header)}")
 
 
 def duplicates_note(path: Path, lines: Sequence[tuple[int, Any]], what: str) -> list[str]:
