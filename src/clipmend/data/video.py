@@ -1,8 +1,8 @@
 """Videos as the mean of some of their frames: what image encoders make of them (NegBench's MSR-VTT tables, arXiv 2501.09425).
 
-Frames come from the middles of equal parts of the video. NegBench takes four, spread evenly, and averages their normalised embeddings,
-as is done here; its four may be others than ours, it does not normalise the average (which matters to text-to-video ranking alone),
-and it replaces a video that cannot be read by black frames, where this module names it. Needs PyAV, the extra ``video``.
+Frames come from the middles of equal parts of the video. NegBench takes four, spread evenly, and averages their normalised
+embeddings, as is done here; its four may be others than ours, and it replaces a video that cannot be read by black frames, where
+this module names it. Needs PyAV, the extra ``video``.
 """
 
 from __future__ import annotations
