@@ -30,7 +30,7 @@ def fit(
     model: str = typer.Argument(..., help=MODEL_HELP),
     out: Path = typer.Option(..., "--out", "-o", metavar="PATCH", help="The patch, a new folder."),
     data: Path | None = typer.Option(
-        None, "--data", metavar="DIR", help="Folder made by 'clipmend scenes': images, captions and what is true."
+        None, "--data", metavar="DIR", help="Folder made by 'clipmend scenes' or 'clipmend data negate'."
     ),
     text_only: bool = typer.Option(
         False, "--text-only", help="Fit from nouns alone, without any image; the first thing to try with your own CLIP."
