@@ -7,8 +7,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from clipmend.negation.diagnosis import Diagnosis
 
 __all__ = ["Mended", "PeakPatch"]
+
+Model = TypeVar("Model")
 
 
 class PeakPatch:
@@ -132,6 +135,79 @@ class PeakPatch:
         if mismatch:
             warnings.warn(mismatch, stacklevel=2)
         return Mended(encoder, self, strength, self.config.gate if gate is None else gate)
+
+    def attach(
+        self,
+        model: Model,
+        *,
+        strength: float = 1.0,
+        gate: bool | None = None,
+        tokenizer: Any = None,
+        processor: Any = None,
+        force: bool = False,
+    ) -> Model:
+        """Put the patch on a live model, for code that knows nothing of this library.
+
+        The model's own methods then give corrected text embeddings, at the length that the plain ones had: ``get_text_features``
+        and ``forward`` of transformers' CLIP and SigLIP (and of their text models with a projection), ``encode_text`` and
+        ``forward`` of open_clip, ``encode``, ``encode_query`` and ``encode_document`` of sentence-transformers. The image side, the
+        hidden states, the state dict and what ``save_pretrained`` writes stay as they are. The correction of scores (SCN) is no
+        part of it.
+
+        Threads may share an attached model, a pickled one carries its patch into another process, and moving or casting the
+        model moves the correction along (it computes in float32). Under ``torch.compile`` the text side runs uncompiled.
+
+        Args:
+            model: a ``CLIPModel``, ``SiglipModel``, ``CLIPTextModelWithProjection`` or ``SiglipTextModel``; a ``CLIP`` or
+                ``CustomTextCLIP`` of open_clip; a ``SentenceTransformer`` of a text encoder or of a CLIP.
+            strength: multiplies the learned alpha; 0 runs the model's own methods untouched.
+            gate: leave texts without negation cue exactly as they are (English only, read from the token ids); ``None``: what the
+                config says.
+            tokenizer: the model's tokenizer, where it does not lie beside the model. CLIP is then also checked by it; SigLIP
+                cannot do without.
+            processor: a transformers model's processor or image processor, to check its image side by.
+            force: warn instead of refusing a model with another fingerprint; sizes and layers must fit all the same.
+
+        Returns:
+            the model itself.
+
+        Raises:
+            ValueError: another model than the patch was fitted on, one that carries a patch already, or of a kind that cannot
+                be mended.
+            TypeError: not a model, or an encoder of this library (use :meth:`apply`).
+
+        Example:
+            >>> model = CLIPModel.from_pretrained("openai/clip-vit-base-patch32")
+            >>> patch.attach(model).get_text_features(**inputs).pooler_output  # corrected
+        """
+        from clipmend.negation.attach import attach
+
+        return attach(self, model, strength=strength, gate=gate, tokenizer=tokenizer, processor=processor, force=force)
+
+    @staticmethod
+    def detach(model: Model) -> Model:
+        """Take off whatever patch a live model carries; its methods are the original ones again.
+
+        Returns:
+            the model itself.
+
+        Raises:
+            ValueError: it carries none.
+        """
+        from clipmend.negation.attach import detach
+
+        return detach(model)
+
+    def attached(self, model: Model, **options: Any) -> AbstractContextManager[Model]:
+        """:meth:`attach` for the length of a ``with`` block; ``options`` are its keyword arguments.
+
+        Example:
+            >>> with patch.attached(model):
+            ...     scores = model(**inputs).logits_per_image
+        """
+        from clipmend.negation.attach import attached
+
+        return attached(self, model, **options)
 
     def _mismatch(self, encoder: DualEncoder) -> str:
         """What about ``encoder`` is not what the patch was fitted on; ``""`` if it fits."""
