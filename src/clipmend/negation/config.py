@@ -107,7 +107,7 @@ class PeakPatchConfig:
     bound: float = 0.2
     gate: bool = False
     objective: str = "truthful"
-    steps: int = 1000
+    steps: int = 600
     epochs: int | None = None
     pretrain_steps: int = 0
     batch_size: int = 128
@@ -123,7 +123,7 @@ class PeakPatchConfig:
     correction_penalty: float = 0.1
     guidance_weight: float = 6.0
     guidance_until: float | None = 0.7
-    guidance_strength: float = 0.4
+    guidance_strength: float = 0.6
     contrast_weight: float = 1.0
     preservation_weight: float = 8.0
     text_only_weight: float = 2.0
