@@ -137,7 +137,7 @@ def find_site(model: Any, host: nn.Module, tokenizer: Any, processor: Any) -> Fo
         model: as the user gave it.
         host: the module that will carry the patch.
         tokenizer: the user's, or ``None``.
-        processor: the user's processor or image processor, or ``None``.
+        processor: the user's processor or image processor, for open_clip its evaluation transform; or ``None``.
 
     Raises:
         ValueError: a model that cannot be attached to, or whose tokenizer is needed and not found.
@@ -145,7 +145,7 @@ def find_site(model: Any, host: nn.Module, tokenizer: Any, processor: Any) -> Fo
     model = unwrapped(model)
     with _as_it_was(model), quiet_loading():
         if _home(host) == "open_clip":
-            return _open_clip(host, tokenizer)
+            return _open_clip(host, tokenizer, processor)
         if host is not model:
             _check_sentence_clip(model)
             own = resolve(model, "0")
@@ -255,15 +255,15 @@ def _pads(tower: TextTower) -> ValidTokens:
 # ---- open_clip ----------------------------------------------------------------------------------------------------------------
 
 
-def _open_clip(model: Any, tokenizer: Any) -> Found:
+def _open_clip(model: Any, tokenizer: Any, preprocess: Any) -> Found:
     from clipmend.backbones.open_clip import wrap_open_clip
 
-    if getattr(getattr(model, "visual", None), "preprocess_cfg", None) is None:
+    if preprocess is None and getattr(getattr(model, "visual", None), "preprocess_cfg", None) is None:
         # Its preprocessing is not known, and with it not the image side's digest.
         encoder = wrap_open_clip(model, tokenizer=tokenizer, preprocess=lambda image: image)
         known = replace(encoder.fingerprint, image="")
     else:
-        encoder = wrap_open_clip(model, tokenizer=tokenizer)
+        encoder = wrap_open_clip(model, tokenizer=tokenizer, preprocess=preprocess)
         known = encoder.fingerprint
     tower = encoder.tower
     text, prefix = (model.text, "text.") if getattr(model, "text", None) is not None else (model, "")

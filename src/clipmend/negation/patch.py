@@ -165,7 +165,8 @@ class PeakPatch:
                 config says.
             tokenizer: the model's tokenizer, where it does not lie beside the model. CLIP is then also checked by it; SigLIP
                 cannot do without.
-            processor: a transformers model's processor or image processor, to check its image side by.
+            processor: a transformers model's processor or image processor, or open_clip's evaluation transform, to check the image
+                side by; for open_clip only where the patch was fitted on a model that was loaded with ``preprocess=``.
             force: warn instead of refusing a model with another fingerprint; sizes and layers must fit all the same.
 
         Returns:
