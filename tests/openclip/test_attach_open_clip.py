@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -21,10 +22,12 @@ from negation.attaching import NEAR, hooks, insides, patch_for
 
 open_clip = pytest.importorskip("open_clip", reason="needs open_clip and torchvision")
 
-from openclip.test_open_clip import VARIANTS, build, images, tokenizer, transform  # noqa: E402
+from openclip.test_open_clip import VARIANTS, build, images, transform  # noqa: E402
+from openclip.test_open_clip import tokenizer as make_tokenizer  # noqa: E402
 
 pytestmark = [pytest.mark.open_clip, pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")]
 
+tokenizer = lru_cache(make_tokenizer)  # it reads its vocabulary anew each time
 TEXTS = ["a dog", "no cat", "a street with no cars", "two dogs, and no cat!", "", "word " * 50]
 
 
