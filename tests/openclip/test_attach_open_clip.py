@@ -200,6 +200,27 @@ def test_the_loader_tuple_of_clip_benchmark() -> None:
     assert_close(logits / 100, encoder.encode_images(images()) @ actual, **NEAR)
 
 
+def test_clip_benchmarks_own_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is installed: a loader registered with it, and its own code on what the loader returns."""
+    models = pytest.importorskip("clip_benchmark.models", reason="needs clip-benchmark")
+    from clip_benchmark.metrics.zeroshot_classification import zero_shot_classifier
+
+    model = build("clip")
+    patch = patch_for(clipmend.load(model, preprocess=transform()))
+
+    def load_mended(**_: Any) -> tuple[Any, Any, Any]:
+        return patch.attach(model), transform(), tokenizer()
+
+    monkeypatch.setitem(models.TYPE2FUNC, "mended", load_mended)
+    monkeypatch.setattr(models, "MODEL_TYPES", ["mended"])
+    loaded, _, tokenize = models.load_clip("mended", "tiny", "", "", "cpu")
+    actual = zero_shot_classifier(loaded, tokenize, ["dog", "cat"], ["a photo of no {c}"], "cpu", amp=False)
+    expected = patch.apply(clipmend.load(build("clip"), preprocess=transform())).encode_texts(
+        ["a photo of no dog", "a photo of no cat"]
+    )
+    assert_close(actual.T, expected, **NEAR)
+
+
 @pytest.mark.slow
 def test_full_size() -> None:
     model, _, preprocess = open_clip.create_model_and_transforms("ViT-B-32", pretrained=None)
