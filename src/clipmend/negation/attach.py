@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipmend.negation.attach_sites import Site, find_site, host_of
+from clipmend.negation.attach_sites import Found, Site, find_site, host_of
 from clipmend.negation.attach_twin import Override, Record, Watch, resolve, twin_of
 from clipmend.negation.gate import has_negation
 from clipmend.negation.networks import EmbeddingCorrectionNetwork
@@ -29,7 +29,7 @@ from clipmend.negation.networks import EmbeddingCorrectionNetwork
 if TYPE_CHECKING:
     from clipmend.negation.patch import PeakPatch
 
-__all__ = ["Attachment", "attach", "attached", "attachment_of", "detach"]
+__all__ = ["Attachment", "attach", "attached", "attachment_of", "checked_site", "detach"]
 
 Model = TypeVar("Model")
 
@@ -53,6 +53,22 @@ def attach(
         raise ValueError(f"a part of this {kind} carries a patch already; take it off that part with patch.detach(part)")
     if not (math.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength must be a number of at least 0, not {strength}")
+    host, found = checked_site(patch, model, tokenizer=tokenizer, processor=processor, force=force, stacklevel=4)
+    gated = patch.config.gate if gate is None else bool(gate)
+    if gated and found.tokenizer is None:
+        raise ValueError("the gate reads the texts, and the tokenizer of this model is not known; pass tokenizer=, or gate=False")
+    attachment = Attachment(host, found.site, patch, float(strength), found.tokenizer if gated else None)
+    for name in found.site.methods:
+        vars(host)[name] = _Method(attachment, name)
+    return model
+
+
+def checked_site(
+    patch: PeakPatch, model: Any, *, tokenizer: Any, processor: Any, force: bool, stacklevel: int = 3
+) -> tuple[nn.Module, Found]:
+    """Where ``patch`` goes on ``model``, after every check; arguments and errors as for :meth:`PeakPatch.attach`."""
+    host = host_of(model)
+    kind = type(host).__name__
     found = find_site(model, host, tokenizer, processor)
     patch.config.resolved(found.encoder)
     for name in found.site.methods:
@@ -69,14 +85,8 @@ def attach(
         hint = " A model in half precision has other weights than it had in float32: attach first, then cast it." if half else ""
         raise ValueError(f"{mismatch}{hint} Fit a patch for this model, or pass force=True to try it regardless.")
     if mismatch:
-        warnings.warn(mismatch, stacklevel=3)
-    gated = patch.config.gate if gate is None else bool(gate)
-    if gated and found.tokenizer is None:
-        raise ValueError("the gate reads the texts, and the tokenizer of this model is not known; pass tokenizer=, or gate=False")
-    attachment = Attachment(host, found.site, patch, float(strength), found.tokenizer if gated else None)
-    for name in found.site.methods:
-        vars(host)[name] = _Method(attachment, name)
-    return model
+        warnings.warn(mismatch, stacklevel=stacklevel)
+    return host, found
 
 
 def detach(model: Model) -> Model:
@@ -235,7 +245,7 @@ class Attachment:
             ids = ids.to(embedding.device)
             valid = self.site.valid(ids, None if given is None else given.to(embedding.device))
             ecn = self._on(embedding.device)
-            rows, place = torch.arange(len(ids), device=embedding.device), self._sentence_place(valid)
+            rows, place = torch.arange(ids.shape[0], device=embedding.device), self._sentence_place(valid)
             eos = self._normed(states[self.peak][rows, place])
             anchor = self._normed(states[self.anchor][rows, place]) if ecn.use_anchor else eos
             tokens = eos[:, None] if ecn.eos_only else self._normed(states[self.peak])
@@ -260,7 +270,7 @@ class Attachment:
         """``[B]`` position of the token that stands for the sentence."""
         length = valid.shape[1]
         if self.site.pooling == "last":
-            return torch.full((len(valid),), length - 1, device=valid.device)
+            return torch.full((valid.shape[0],), length - 1, device=valid.device)
         if self.site.pooling == "eos":
             return length - 1 - valid.flip(1).int().argmax(1)
         return valid.int().argmax(1)

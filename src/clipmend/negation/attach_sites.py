@@ -48,8 +48,8 @@ class ValidTokens:
         if self.rule != "pads":
             end = (ids if self.rule == "highest" else (ids == self.token).int()).argmax(-1, keepdim=True)
             return place <= end
-        pad = (ids == self.token).int()
-        run = (pad if self.left else pad.flip(1)).cumprod(1).sum(1, keepdim=True)  # length of the padding
+        count = (ids.shape[1] - place) if self.left else place + 1
+        run = ids.shape[1] - ((ids != self.token) * count).amax(1, keepdim=True)  # length of the padding
         if self.closes and not self.left:
             run = (run - 1).clamp_min(0)
         run = run.clamp_max(ids.shape[1] - 1)  # a text of nothing keeps one token, as in the tower
