@@ -94,6 +94,12 @@ def bars(
     return rows
 
 
+def drawn(folder: Path, count: int, seed: int, split: str) -> None:
+    """Draw scenes, unless an earlier run with the same ``--work`` has."""
+    if not folder.exists():
+        write_scenes(folder, count, size=64, seed=seed, split=split)
+
+
 def nouns_without(reserved: Iterable[str]) -> list[str]:
     """The shipped nouns but those of reserved kinds, so that a text-only fit has not denied one either."""
     endings = tuple(reserved)
@@ -117,6 +123,9 @@ def main() -> None:
     parser.add_argument("--save", type=Path, default=None, metavar="PATCH", help="keep the first fit here, as float16")
     parser.add_argument("--compare", action="store_true", help="also fits on images only, on text only, of the published network")
     parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument(
+        "--work", type=Path, default=None, help="keep scenes and features here, for a later run with the same options"
+    )
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
@@ -126,13 +135,13 @@ def main() -> None:
     encoder = clipmend.load("scenes")
     before = encoder.fingerprint
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        write_scenes(root / "test", args.test, size=64, seed=args.test_seed, split="test")
+        root = args.work or Path(folder)
+        drawn(root / "test", args.test, args.test_seed, "test")
         data = read_folder(root / "test")
         vectors = dict(zip(data.images(), encoder.encode_images([root / "test" / name for name in data.images()]), strict=True))
         plain_evaluation = evaluate(encoder, data, image_embeddings=vectors, samples=20)
         backbone = flat(plain_evaluation)
-        write_scenes(root / "train", args.train, size=64, seed=args.train_seed, split="train")
+        drawn(root / "train", args.train, args.train_seed, "train")
         training = negation_data_from_folder(root / "train")
 
         seconds: list[float] = []
@@ -188,7 +197,7 @@ def main() -> None:
         differences = {"backbone": paired(plain_evaluation, first, WATCHED)}
         baselines: dict[str, dict[str, float]] = {}
         if not args.no_baselines:
-            write_scenes(root / "validation", 300, size=64, seed=999, split="train")
+            drawn(root / "validation", 300, 999, "train")
             pairs = read_pairs(root / "train" / "pairs.csv")[:500]
             for name, found in evaluate_baselines(
                 encoder,

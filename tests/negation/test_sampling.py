@@ -22,8 +22,10 @@ def test_captions_that_teach_what_can_be_denied_are_left_out() -> None:
         Caption("two dogs at the beach, no cup", 0, "hybrid", ("dog", "two dogs", "at beach"), ("cup",), "no"),
         Caption("no dog", 0, "negative", (), ("dog",), "no"),
         Caption("a cat", 0, "affirmative", ("cat",)),
+        Caption("a dog", 1, "affirmative", ("dog",)),
     ]
-    assert one_sided(captions) == {0}
+    assert one_sided(captions) == {0, 4}
+    assert one_sided([*captions[:5], Caption("a hat", 0, "affirmative", ("hat",))]) == {0}  # no affirmative one would be left
     data = NegationData(["0", "1"], [frozenset({"cat"}), frozenset({"dog"})], captions, [])
     texts = [c.text for c in captions]
     source = Source(data, torch.eye(2), features_of(texts), balanced=True)

@@ -58,7 +58,8 @@ class PeakPatchConfig:
             published network).
         use_scn: also train a network that corrects scores (multiple choice, re-ranking).
         context: size of the SCN's text and cross summaries.
-        bound: largest correction of a score by the SCN.
+        bound: largest correction of a score by the SCN; a fit halves it, up to four times, where that answers more held-out
+            questions.
         gate: leave captions without any negation cue exactly as they are (English cues only).
         objective: ``"truthful"`` (a pair counts as wrong only where it is known to be false) or ``"released"`` (the published
             objective: the negated caption always counts as wrong).
@@ -77,13 +78,18 @@ class PeakPatchConfig:
         scn_weight: weight of the loss on questions.
         correction_penalty: weight, within it, of the mean squared correction of the SCN.
         guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it.
-        guidance_until: share of the steps over which that term fades to nothing; ``None``: it does not fade.
+        guidance_until: share of the steps over which that term fades to its floor; ``None``: it does not fade.
+        guidance_floor: share of its weight that is left after that. The contrast does not care which of the images that a caption
+            is true of comes first; what guidance is left keeps an order among them.
         guidance_strength: how far that arithmetic moves a hybrid caption from what it denies.
+        free_penalty: weight of the squared length of what the MLP adds by itself, so that the direct paths carry what they can:
+            what they carry holds for things never denied in training too.
         contrast_weight: weight of the contrastive term.
         preservation_weight: weight of the term that keeps captions without negation where they were.
         text_only_weight: weight of the text-only pairs (no image); 0 turns them off where there are images.
         text_only_batch: noun sets a step, in whole worlds of 32.
         text_only_sets: noun sets made for text-only training.
+        text_only_strength: ``guidance_strength`` of the noun sets: more, since no image pushes a noun further later on.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
         validation_fraction: share of the images kept for choosing the best state.
         eval_every: steps between two validations; ``None``: about twenty in all.
@@ -123,12 +129,15 @@ class PeakPatchConfig:
     correction_penalty: float = 0.1
     guidance_weight: float = 6.0
     guidance_until: float | None = 0.7
+    guidance_floor: float = 0.25
     guidance_strength: float = 0.6
+    free_penalty: float = 0.3
     contrast_weight: float = 1.0
     preservation_weight: float = 8.0
     text_only_weight: float = 2.0
     text_only_batch: int = 96
     text_only_sets: int = 4800
+    text_only_strength: float = 1.2
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
     eval_every: int | None = None
@@ -178,7 +187,10 @@ class PeakPatchConfig:
             "scn_weight",
             "correction_penalty",
             "guidance_weight",
+            "guidance_floor",
             "guidance_strength",
+            "free_penalty",
+            "text_only_strength",
             "contrast_weight",
             "preservation_weight",
             "text_only_weight",

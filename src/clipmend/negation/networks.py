@@ -168,7 +168,10 @@ class EmbeddingCorrectionNetwork(nn.Module):
         Returns:
             ``[B, D]`` of unit length.
         """
-        delta = self.delta(peak_tokens, mask, peak_eos, anchor_eos, embedding)
+        return self.combine(embedding, self.delta(peak_tokens, mask, peak_eos, anchor_eos, embedding), alpha)
+
+    def combine(self, embedding: Tensor, delta: Tensor, alpha: float | Tensor | None = None) -> Tensor:
+        """``normalize(f + alpha * delta)``, ``[B, D]``; ``alpha`` as for :meth:`forward`."""
         strength = self.log_alpha.exp() if alpha is None else alpha
         return F.normalize(F.normalize(embedding.to(delta.dtype), dim=-1) + strength * delta, dim=-1)
 
@@ -180,6 +183,13 @@ class EmbeddingCorrectionNetwork(nn.Module):
         Raises:
             ValueError: ``use_direct`` without an ``embedding``.
         """
+        free, direct = self.parts(peak_tokens, mask, peak_eos, anchor_eos, embedding)
+        return free if direct is None else free + direct
+
+    def parts(
+        self, peak_tokens: Tensor, mask: Tensor, peak_eos: Tensor, anchor_eos: Tensor, embedding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The two terms of :meth:`delta`, ``[B, D]`` each: what the MLP gives, and what the direct paths add (``None`` without)."""
         dtype = self.log_alpha.dtype  # features may be stored in half precision
         inputs = [peak_eos.to(dtype)]
         if not self.eos_only:
@@ -190,14 +200,14 @@ class EmbeddingCorrectionNetwork(nn.Module):
         if self.use_pool:
             inputs.append(masked_mean(peak_tokens, mask))
         if not self.use_direct:
-            return self.mlp(torch.cat(inputs, -1))
+            return self.mlp(torch.cat(inputs, -1)), None
         if embedding is None:
             raise ValueError("this network reads the final embedding too (use_direct), but none was given")
         final = F.normalize(embedding.to(dtype), dim=-1)
         out = self.mlp(torch.cat([*inputs, final * math.sqrt(self.embed_dim)], -1))  # [B, D + 1 + K]
-        delta, back, gains = out.split([self.embed_dim, 1, READOUTS], -1)
+        free, back, gains = out.split([self.embed_dim, 1, READOUTS], -1)
         read = self.readout(peak_tokens, mask)  # [B, K, D]
-        return delta - back * final + ((1 + gains)[..., None] * read).sum(1)
+        return free, ((1 + gains)[..., None] * read).sum(1) - back * final
 
 
 class TokenReadout(nn.Module):

@@ -210,17 +210,17 @@ class Source:
 
 
 def one_sided(captions: Sequence[Caption]) -> frozenset[int]:
-    """Rows of captions that deny something and assert a kind of thing that no caption of the data ever denies.
+    """Rows of captions that assert a kind of thing that no caption of the data ever denies.
 
     "A cat but no dog", where dogs are denied and cats never are, teaches that the cat is what is there because it is a cat. A patch
     fitted on such captions fails at "a dog but no cat". The kind of an atom is its last word; places ("at beach") do not count.
+    Affirmative captions stay where fewer than half of them would.
     """
     denied = {atom.rsplit(" ", 1)[-1] for caption in captions for atom in caption.denies}
-    return frozenset(
-        row
-        for row, caption in enumerate(captions)
-        if caption.denies and any(kind not in denied for kind in _kinds_asserted(caption))
-    )
+    odd = [row for row, caption in enumerate(captions) if any(kind not in denied for kind in _kinds_asserted(caption))]
+    plain = sum(not caption.denies for caption in captions)
+    keep_plain = 2 * sum(not captions[row].denies for row in odd) > plain
+    return frozenset(row for row in odd if captions[row].denies or not keep_plain)
 
 
 def _kinds_asserted(caption: Caption) -> list[str]:

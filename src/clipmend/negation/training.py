@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from clipmend.negation.text_only import text_only_data
 from clipmend.negation.validation import Validation
 
 __all__ = ["fit"]
+
+TEXT_ONLY = "text-only-texts"
+"""Folder of the features of noun sets' captions."""
 
 
 def fit(
@@ -130,7 +134,7 @@ class _Run:
                 encoder, nouns, count=config.text_only_sets, seed=0, image_mean=image_mean,
                 exclude=data.reserved if data is not None else (), progress=progress,
             )  # fmt: skip
-            sources["text"], validations["text"] = self._source("text-only-texts", noun_data, stand_ins, groups)
+            sources["text"], validations["text"] = self._source(TEXT_ONLY, noun_data, stand_ins, groups)
         self.sources, self.validations = sources, validations
         self.digest = self._training_digest()
         torch.manual_seed(config.seed)
@@ -195,7 +199,8 @@ class _Run:
             train, held = np.flatnonzero(np.isin(groups, names[kept])), np.flatnonzero(np.isin(groups, names[out]))
         targets = None
         if config.guidance_weight > 0 and config.objective == "truthful":
-            targets = guidance_targets(self.encoder, data.captions, config.guidance_strength, self.progress)
+            strength = config.text_only_strength if folder == TEXT_ONLY else config.guidance_strength
+            targets = guidance_targets(self.encoder, data.captions, strength, self.progress)
         training = Source(data, images, texts, train, groups, targets, balanced=config.objective == "truthful")
         return training, Validation(Source(data, images, texts, held, groups), seed=config.seed)
 
@@ -211,12 +216,19 @@ class _Run:
     # ---- one step ---------------------------------------------------------------------------------------------------------
 
     def correct(self, source: Source, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
-        """``[M, D]`` corrected unit embeddings of captions, and their features."""
+        """``[M, D]`` corrected unit embeddings of captions, and their features.
+
+        Among these ``"free"``, ``[M]``: the squared length of what the MLP adds by itself, beside the direct paths; 0 without any.
+        """
         features = source.texts.batch(rows, device=self.device)
-        corrected = self.ecn(
-            features["embedding"], features["peak_tokens"], features["mask"], features["peak_eos"], features["anchor_eos"]
+        embedding = features["embedding"]
+        free, direct = self.ecn.parts(
+            features["peak_tokens"], features["mask"], features["peak_eos"], features["anchor_eos"], embedding
         )
-        return corrected, features
+        features["free"] = torch.zeros(len(rows), device=self.device)
+        if direct is not None:
+            features["free"] = (self.ecn.log_alpha.exp() * free).square().sum(-1)
+        return self.ecn.combine(embedding, free if direct is None else free + direct), features
 
     def _contrast(self, source: Source, rng: np.random.Generator, size: int, guided: float) -> tuple[Tensor, Tensor]:
         """Truthful loss with ``guided`` times the guidance, and preservation loss, of a sampled batch."""
@@ -234,6 +246,7 @@ class _Run:
         loss = config.contrast_weight * truthful_loss(
             batch.images.to(self.device), contrasted, batch.truth.to(self.device), own, config.logit_scale
         )
+        loss = loss + config.free_penalty * features["free"].mean()
         if source.targets is not None and guided > 0:
             targets = source.targets[batch.captions].to(self.device)[~plain]
             loss = loss + guided * config.guidance_weight * preservation_loss(corrected[~plain], targets)
@@ -272,7 +285,7 @@ class _Run:
         config, terms = self.config, {}
         main = self.sources.get("images")
         # Guidance fades, so that the end belongs to the contrastive term.
-        guided = 1.0 if config.guidance_until is None else max(0.0, 1 - progress / config.guidance_until)
+        guided = 1.0 if config.guidance_until is None else max(config.guidance_floor, 1 - progress / config.guidance_until)
         if config.objective == "released":
             source = main or self.sources["text"]
             triples = source.triples(rng, config.batch_size)
@@ -353,7 +366,22 @@ class _Run:
         if self.scn is not None:
             self.scn.load_state_dict(state["best"]["scn"])
         self._train_mode(False)
+        self._bound_scn()
         return self._patch(state)
+
+    def _bound_scn(self) -> None:
+        """Halve the bound of the score correction as long as that answers more held-out questions."""
+        if self.scn is None or not any(validation.questions for validation in self.validations.values()):
+            return
+        tried = {}
+        for halvings in range(5):
+            self.scn.bound = self.config.bound / 2**halvings
+            metrics = self.validate()
+            choices = [value for key, value in metrics.items() if key.endswith("/choice")]
+            tried[self.scn.bound] = float(np.mean(choices))
+        best = max(tried, key=lambda bound: (tried[bound], bound))
+        self.scn.bound = best
+        self.config = replace(self.config, bound=best)
 
     def validate(self) -> dict[str, float]:
         """Metrics on held-out images and held-out noun worlds; ``score`` is what the best state is chosen by."""
