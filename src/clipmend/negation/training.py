@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -200,9 +201,27 @@ class _Run:
         targets = None
         if config.guidance_weight > 0 and config.objective == "truthful":
             strength = config.text_only_strength if folder == TEXT_ONLY else config.guidance_strength
-            targets = guidance_targets(self.encoder, data.captions, strength, self.progress)
+            targets = self._guidance(f"{folder}-guidance", data, strength)
         training = Source(data, images, texts, train, groups, targets, balanced=config.objective == "truthful")
         return training, Validation(Source(data, images, texts, held, groups), seed=config.seed)
+
+    def _guidance(self, name: str, data: NegationData, strength: float) -> Tensor:
+        """Guidance of the captions; with a directory, computed once, like the features."""
+        told = [(c.asserts, c.denies) for c in data.captions]
+        key = hashlib.sha256(repr((self.encoder.fingerprint.text, strength, told)).encode()).hexdigest()
+        path = self._folder(f"{name}-{key[:16]}.safetensors")
+        if path is not None and path.exists():
+            return load_file(path)["targets"]
+        targets = guidance_targets(self.encoder, data.captions, strength, self.progress)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            try:
+                save_file({"targets": targets}, part)
+                os.replace(part, path)
+            finally:
+                part.unlink(missing_ok=True)
+        return targets
 
     def _training_digest(self) -> str:
         digest = hashlib.sha256()
