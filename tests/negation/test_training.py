@@ -16,6 +16,7 @@ from clipmend.data.records import FALSE, TRUE, Caption, NegationData, Question
 from clipmend.data.scenes.wordings import RESERVED_PATTERN
 from clipmend.negation import PeakPatchConfig
 from clipmend.negation.features import extract_text_features
+from clipmend.negation.guidance import guidance_targets
 from clipmend.negation.sampling import Source, split_images
 from clipmend.negation.text_only import text_only_captions, text_only_data
 from clipmend.negation.training import fit
@@ -291,7 +292,22 @@ def test_the_name_of_the_data_is_no_place(encoder, embeddings, tmp_path, name):
     data.name = name
     fit(encoder, data, replace(TINY, steps=1), image_embeddings=embeddings, directory=tmp_path / "work")
     assert [p.name for p in tmp_path.iterdir()] == ["work"]
-    assert sorted(p.name for p in (tmp_path / "work" / "features").iterdir()) == ["captions", "text-only-texts"]
+    kept = list((tmp_path / "work" / "features").iterdir())
+    assert sorted(p.name for p in kept if p.is_dir()) == ["captions", "text-only-texts"]
+    assert all(p.name.startswith(("captions-guidance-", "text-only-texts-guidance-")) for p in kept if p.is_file())
+
+
+def test_guidance_is_computed_once_for_a_directory(encoder, embeddings, tmp_path, monkeypatch):
+    first = fit(encoder, small_data(), replace(TINY, steps=2), image_embeddings=embeddings, directory=tmp_path)
+    (tmp_path / "checkpoint.pt").unlink()
+    asked = []
+    monkeypatch.setattr("clipmend.negation.training.guidance_targets", lambda *a: asked.append(a) or guidance_targets(*a))
+    again = fit(encoder, small_data(), replace(TINY, steps=2), image_embeddings=embeddings, directory=tmp_path)
+    assert not asked
+    assert all(torch.equal(a, b) for a, b in zip(first.ecn.parameters(), again.ecn.parameters(), strict=True))
+    (tmp_path / "checkpoint.pt").unlink()
+    fit(encoder, small_data(), replace(TINY, steps=1, guidance_strength=0.1), image_embeddings=embeddings, directory=tmp_path)
+    assert len(asked) == 1  # the images' captions anew, the noun sets' as they were
 
 
 @pytest.mark.parametrize("content", [{"step": 1}, [1, 2]])
