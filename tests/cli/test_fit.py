@@ -199,3 +199,10 @@ def test_nouns_that_no_training_would_read_are_refused(world: Path, config: Path
 
 def test_a_work_folder_that_is_a_file_is_named(world: Path, config: Path, tmp_path: Path) -> None:
     assert "--work wants a folder" in failure("--data", world, "--work", config, "-o", tmp_path / "patch")
+
+
+def test_sets_belong_to_a_fit_with_noun_sets(world: Path, config: Path, tmp_path: Path, encoder: RandomDualEncoder) -> None:
+    refused = failure("--data", world, "--images-only", "--sets", 64, "-o", tmp_path / "patch")
+    assert "--images-only leaves out" in refused
+    run("--data", world, "--config", config, "--sets", 64, "-o", tmp_path / "patch")
+    assert PeakPatch.from_pretrained(tmp_path / "patch").config.text_only_sets == 64

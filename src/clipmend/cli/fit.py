@@ -48,6 +48,12 @@ def fit(
         metavar="FILE.json",
         help="Hyper-parameters (fields of PeakPatchConfig); options given here come first.",
     ),
+    sets: int | None = typer.Option(
+        None,
+        "--sets",
+        min=1,
+        help="Noun sets made for text-only pairs (default 4,800: some 45,000 texts to run once, minutes on a CPU).",
+    ),
     objective: str | None = typer.Option(None, "--objective", help="truthful, or released: the published one."),
     steps: int | None = typer.Option(None, "--steps", min=1, help="Optimiser steps (default: the config's epochs)."),
     hidden: int | None = typer.Option(None, "--hidden", min=1, help="Width of the correction network (default 1024)."),
@@ -68,7 +74,8 @@ def fit(
     """Train a patch that puts "no", "without" and their like back into an encoder's text embeddings.
 
     The encoder's weights and every image embedding stay as they are. The text side is run once over the training captions; training
-    itself reads the stored features. A run that was killed is resumed by the same command.
+    itself reads the stored features. With --data, noun sets are mixed in unless --images-only says otherwise. A run that was killed
+    is resumed by the same command.
     """
     import json
     from dataclasses import replace
@@ -86,6 +93,8 @@ def fit(
         )
     if images_only and data is None:
         raise ValueError("--images-only needs --data")
+    if sets is not None and images_only:
+        raise ValueError("--sets is for noun sets, which --images-only leaves out")
     if index is not None and data is not None:
         raise ValueError("--index belongs to --text-only; with --data the images themselves tell where they lie")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -103,7 +112,8 @@ def fit(
     chosen = PeakPatchConfig.from_dict(values, source=str(config or "config"))
     given: dict[str, Any] = {
         "objective": objective, "steps": steps, "hidden": hidden, "peak": peak, "anchor": anchor, "seed": seed,
-        "use_scn": False if no_scn else None, "gate": True if gate else None, "text_only_weight": 0.0 if images_only else None,
+        "text_only_sets": sets, "use_scn": False if no_scn else None, "gate": True if gate else None,
+        "text_only_weight": 0.0 if images_only else None,
     }  # fmt: skip
     chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
     if nouns is not None and data is not None and (chosen.objective == "released" or not chosen.text_only_weight):

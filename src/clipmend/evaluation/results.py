@@ -132,7 +132,7 @@ class Result(ABC):
     def table(self, detail: bool = False) -> Table:
         """A Rich table: measure, value, interval, count; ``detail`` adds the long tail (single kinds)."""
         table = _new_table(f"{self.title}: {self.model} on {self.dataset}")
-        table.add_column("measure")
+        table.add_column("measure", overflow="fold")
         table.add_column("value", justify="right")
         table.add_column(f"{100 * self.level:g}% interval", justify="right")
         table.add_column("n", justify="right")
@@ -191,7 +191,7 @@ class Comparison:
     def table(self, names: tuple[str, str] = ("backbone", "mended"), detail: bool = False) -> Table:
         """A Rich table: first | second | difference with its interval | n."""
         table = _new_table(f"{self.first.title} on {self.first.dataset}")
-        table.add_column("measure")
+        table.add_column("measure", overflow="fold")
         for heading in (*names, "difference", f"{100 * self.level:g}% interval", "n"):
             table.add_column(heading, justify="right")
         for name, d in self.differences.items():
@@ -258,7 +258,7 @@ def side_by_side(results: Mapping[str, Result], *, title: str = "", names: Itera
     if len({(r.task, r.items) for r in everyone}) > 1:
         raise ValueError("the results to show side by side answer different items")
     table = _new_table(title or f"{everyone[0].title} on {everyone[0].dataset}")
-    table.add_column("measure")
+    table.add_column("measure", overflow="fold")
     for heading in results:
         table.add_column(heading, justify="right")
     columns = [r.measures() for r in everyone]

@@ -131,7 +131,7 @@ class PeakPatch:
         self.config.resolved(encoder)
         mismatch = self._mismatch(encoder)
         if mismatch and not allow_mismatch:
-            raise ValueError(mismatch + " Fit a patch for this encoder, or pass allow_mismatch=True to try it regardless.")
+            raise ValueError(mismatch + " Fit a patch for this encoder (in Python, allow_mismatch=True tries it regardless).")
         if mismatch:
             warnings.warn(mismatch, stacklevel=2)
         return Mended(encoder, self, strength, self.config.gate if gate is None else gate)

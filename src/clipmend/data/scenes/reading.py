@@ -23,7 +23,9 @@ def read_scenes(folder: str | os.PathLike[str]) -> tuple[list[Scene], list[Path]
     root = Path(folder)
     table = root / "scenes.jsonl"
     if not table.is_file():
-        raise FileNotFoundError(f"{root} holds no scenes.jsonl: write scenes with `clipmend scenes {root}`")
+        raise FileNotFoundError(
+            f"{root} holds no scenes.jsonl: it is no folder made by `clipmend scenes` or `clipmend data negate`"
+        )
     scenes: list[Scene] = []
     lines: dict[str, int] = {}
     for number, text in enumerate(io.StringIO(table_text(table)), start=1):
