@@ -301,7 +301,7 @@ def test_guidance_is_computed_once_for_a_directory(encoder, embeddings, tmp_path
     first = fit(encoder, small_data(), replace(TINY, steps=2), image_embeddings=embeddings, directory=tmp_path)
     (tmp_path / "checkpoint.pt").unlink()
     asked = []
-    monkeypatch.setattr("clipmend.negation.training.guidance_targets", lambda *a: asked.append(a) or guidance_targets(*a))
+    monkeypatch.setattr("clipmend.negation.guidance.guidance_targets", lambda *a: asked.append(a) or guidance_targets(*a))
     again = fit(encoder, small_data(), replace(TINY, steps=2), image_embeddings=embeddings, directory=tmp_path)
     assert not asked
     assert all(torch.equal(a, b) for a, b in zip(first.ecn.parameters(), again.ecn.parameters(), strict=True))

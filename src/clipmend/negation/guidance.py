@@ -7,9 +7,13 @@ The contrastive objective then goes beyond it.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +21,7 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.data.phrases import photo_of, without_implied
 from clipmend.data.records import Caption
 
-__all__ = ["guidance_targets"]
+__all__ = ["guidance_targets", "kept_guidance"]
 
 
 def guidance_targets(
@@ -59,3 +63,30 @@ def guidance_targets(
         else:
             targets[row] = mean - away
     return F.normalize(targets, dim=-1)
+
+
+def kept_guidance(
+    encoder: DualEncoder, captions: Sequence[Caption], hybrid_strength: float, stem: Path | None, progress: bool = False
+) -> Tensor:
+    """:func:`guidance_targets`, kept in a file: ``stem`` with a digest of the encoder, the strength and the captions' logical form.
+
+    Args:
+        encoder, captions, hybrid_strength, progress: as there.
+        stem: path of the file but for digest and ending; ``None`` keeps nothing.
+    """
+    if stem is None:
+        return guidance_targets(encoder, captions, hybrid_strength, progress)
+    told = [(c.asserts, c.denies) for c in captions]
+    key = hashlib.sha256(repr((encoder.fingerprint.text, hybrid_strength, told)).encode()).hexdigest()
+    path = stem.with_name(f"{stem.name}-{key[:16]}.safetensors")
+    if path.exists():
+        return load_file(path)["targets"]
+    targets = guidance_targets(encoder, captions, hybrid_strength, progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    try:
+        save_file({"targets": targets}, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return targets

@@ -214,8 +214,8 @@ class TokenReadout(nn.Module):
     """Which tokens are denied, which asserted, and a linear map of each lot into the joint space.
 
     Every token is given ``K`` weights in 0..1 by a small network of its own state;
-    ``r_k = V_k (sum_t s_kt x_t) / (1 + sum_t s_kt)`` is
-    near nothing where no token is meant, and nearly the mean of those that are, however many a word has.
+    ``r_k = V_k (sum_t s_kt x_t) / (1 + sum_t s_kt)`` is near nothing where no token is meant, and nearly the mean of those
+    that are, however many a word has.
 
     Args:
         width: width ``W`` of the tokens.

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +24,7 @@ from clipmend.data.records import NegationData
 from clipmend.negation.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.features import extract_image_features, extract_text_features
-from clipmend.negation.guidance import guidance_targets
+from clipmend.negation.guidance import kept_guidance
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
 from clipmend.negation.objective import pair_loss, preservation_loss, question_loss, released_loss, truthful_loss
 from clipmend.negation.patch import PeakPatch
@@ -201,27 +200,9 @@ class _Run:
         targets = None
         if config.guidance_weight > 0 and config.objective == "truthful":
             strength = config.text_only_strength if folder == TEXT_ONLY else config.guidance_strength
-            targets = self._guidance(f"{folder}-guidance", data, strength)
+            targets = kept_guidance(self.encoder, data.captions, strength, self._folder(f"{folder}-guidance"), self.progress)
         training = Source(data, images, texts, train, groups, targets, balanced=config.objective == "truthful")
         return training, Validation(Source(data, images, texts, held, groups), seed=config.seed)
-
-    def _guidance(self, name: str, data: NegationData, strength: float) -> Tensor:
-        """Guidance of the captions; with a directory, computed once, like the features."""
-        told = [(c.asserts, c.denies) for c in data.captions]
-        key = hashlib.sha256(repr((self.encoder.fingerprint.text, strength, told)).encode()).hexdigest()
-        path = self._folder(f"{name}-{key[:16]}.safetensors")
-        if path is not None and path.exists():
-            return load_file(path)["targets"]
-        targets = guidance_targets(self.encoder, data.captions, strength, self.progress)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            try:
-                save_file({"targets": targets}, part)
-                os.replace(part, path)
-            finally:
-                part.unlink(missing_ok=True)
-        return targets
 
     def _training_digest(self) -> str:
         digest = hashlib.sha256()
@@ -389,7 +370,7 @@ class _Run:
         return self._patch(state)
 
     def _bound_scn(self) -> None:
-        """Halve the bound of the score correction as long as that answers more held-out questions."""
+        """Of the bound and its halves, quarters ... down to a sixteenth, keep the one that answers most held-out questions."""
         if self.scn is None or not any(validation.questions for validation in self.validations.values()):
             return
         tried = {}
