@@ -73,7 +73,7 @@ class FoldedAttention(nn.Module):
         q_bias, _, v_bias = self.in_proj_bias.view(3, heads, width // heads)  # the key bias is left with a zero gradient
         query = (q_weight @ self.query + q_bias) / math.sqrt(width // heads)  # [H, d]
         folded = (query[:, None] @ k_weight).squeeze(1)  # [H, W]
-        scores = torch.bmm(folded.expand(len(tokens), -1, -1), tokens.transpose(1, 2))  # [B, H, T]; tokens @ folded.T is slower
+        scores = torch.bmm(folded.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2))  # [B, H, T]; tokens @ folded.T is slower
         valid = mask[:, None]  # [B, 1, T]
         scores = scores.masked_fill(~valid, torch.finfo(scores.dtype).min)  # not -inf, which gives NaN where all are padding
         weights = scores.softmax(-1).masked_fill(~valid, 0.0)
