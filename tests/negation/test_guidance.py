@@ -24,7 +24,7 @@ def test_targets_are_the_arithmetic_of_the_true_parse():
     targets = guidance_targets(encoder, CAPTIONS, hybrid_strength=0.6)
     atoms = ["at beach", "cat", "dog", "red cup"]
     vectors = dict(zip(atoms, encoder.encode_texts([photo_of([a]) for a in atoms]), strict=True))
-    mean = torch.stack(list(vectors.values())).mean(0)
+    mean = (vectors["at beach"] + vectors["red cup"]) / 2  # what is asserted
     assert targets[0].abs().max() == 0
     torch.testing.assert_close(targets[1], F.normalize(mean - (vectors["cat"] - mean), dim=0))
     said = encoder.encode_texts(["a photo of a red cup at the beach"])[0]

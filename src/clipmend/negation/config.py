@@ -90,6 +90,8 @@ class PeakPatchConfig:
         text_only_batch: noun sets a step, in whole worlds of 32.
         text_only_sets: noun sets made for text-only training.
         text_only_strength: ``guidance_strength`` of the noun sets: more, since no image pushes a noun further later on.
+        borrowed_denials: captions of the images repeated with a noun denied that the data never speak of, as a share of the
+            affirmative ones; only in a fit that mixes images and noun sets.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
         validation_fraction: share of the images kept for choosing the best state.
         eval_every: steps between two validations; ``None``: about twenty in all.
@@ -138,6 +140,7 @@ class PeakPatchConfig:
     text_only_batch: int = 96
     text_only_sets: int = 4800
     text_only_strength: float = 1.2
+    borrowed_denials: float = 0.35
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
     eval_every: int | None = None
@@ -194,6 +197,7 @@ class PeakPatchConfig:
             "contrast_weight",
             "preservation_weight",
             "text_only_weight",
+            "borrowed_denials",
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")

@@ -29,7 +29,8 @@ def guidance_targets(
 ) -> Tensor:
     """Target embeddings of captions that deny something.
 
-    With ``a`` the embedding of "a photo of X" for an atom, and ``m`` the mean of all of them:
+    With ``a`` the embedding of "a photo of X" for an atom, and ``m`` the mean over the atoms that some of the captions assert (over
+    all, where none does):
 
     - a caption that only denies: ``normalize(m - sum(a - m))``, the denied things reflected at the mean;
     - one that asserts too: ``normalize(p - hybrid_strength * sum(a - m))``, ``p`` the embedding of "a photo of" all that it asserts
@@ -55,7 +56,8 @@ def guidance_targets(
     place = {text: k for k, text in enumerate(texts)}
     single = vectors[[place[photo_of([atom])] for atom in atoms]]  # [A, D]
     number = {atom: k for k, atom in enumerate(atoms)}
-    mean = single.mean(0)
+    spoken = sorted(number[a] for a in {a for _, caption in denying for a in without_implied(caption.asserts)})
+    mean = single[spoken].mean(0) if spoken else single.mean(0)
     for row, caption in denying:
         away = (single[[number[a] for a in caption.denies]] - mean).sum(0)
         if row in asserted:

@@ -24,6 +24,7 @@ __all__ = ["text_only_captions", "text_only_data"]
 _T = TypeVar("_T")
 WORLD_NOUNS = 24  # nouns that the sets of one world share
 WORLD_SETS = 32  # sets a world; a training batch comes from one world, so it holds sets with and without each noun
+SENTENCES = 0.3  # share of captions that assert and deny in two sentences
 
 _AFFIRMATIVE = (
     "{}", "a photo of {}", "a picture of {}", "an image with {}", "a scene with {}", "there is {}", "this image features {}",
@@ -59,7 +60,7 @@ def text_only_data(
     Raises:
         ValueError: fewer than 8 nouns.
     """
-    data, groups = text_only_captions(_without(_nouns(nouns), exclude), count, seed)
+    data, groups = text_only_captions(chosen_nouns(nouns, exclude), count, seed)
     stand_ins = encoder.encode_texts(list(data.images), progress=progress)
     if image_mean is not None:
         stand_ins = stand_ins - stand_ins.mean(0) + image_mean
@@ -148,7 +149,11 @@ class _Writer:
         asserted = [n for n in asserted if n != noun] or [self._one([n for n in self.absent if n != noun])]
         wording = self._wording()
         denied = self._denied(noun, wording, own, asserted)
-        text = fill(self._of(wording.hybrids), denied, pos=listed(asserted))
+        if self.rng.random() < SENTENCES:  # "There is no cat. A photo of a teapot."
+            parts = [fill(self._of(wording.sentences), denied), self._of(_AFFIRMATIVE).format(listed(asserted))]
+            text = as_sentences(self.rng.permutation(parts).tolist())
+        else:
+            text = fill(self._of(wording.hybrids), denied, pos=listed(asserted))
         return Caption(
             text, self._own(own, denied, asserted), "hybrid", tuple(n.singular for n in asserted),
             tuple(n.singular for n in denied), wording.name,
@@ -188,12 +193,22 @@ def listed(nouns: Sequence[Noun]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def as_sentences(parts: Sequence[str]) -> str:
+    """``"There is no cat. A photo of a teapot."``"""
+    return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
+
+
 def fill(template: str, denied: Sequence[Noun], pos: str = "", place: str = "") -> str:
     """Fill a template of a :class:`Wording`: ``denied`` are its ``{x}`` and, where it has one, ``{y}``."""
     first, second = denied[0], denied[-1]
     one = {"x": first.singular, "xs": first.some, "a": first.indefinite}
     two = {"y": second.singular, "ys": second.some, "b": second.indefinite}
     return template.format(**one, **two, pos=pos, place=place)
+
+
+def chosen_nouns(nouns: Sequence[str] | int | None, exclude: Collection[str] = ()) -> list[Noun]:
+    """The nouns meant by ``nouns``, without those that hold a word of ``exclude`` (see :func:`text_only_data`)."""
+    return _without(_nouns(nouns), exclude)
 
 
 def _nouns(nouns: Sequence[str] | int | None) -> list[Noun]:

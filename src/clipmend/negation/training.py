@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import NegationData
+from clipmend.negation.borrowed import with_borrowed_denials
 from clipmend.negation.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.features import extract_image_features, extract_text_features
@@ -119,6 +120,8 @@ class _Run:
                 from clipmend.data.scenes import negation_data_from_folder
 
                 data = negation_data_from_folder(Path(data))
+            if config.borrowed_denials > 0 and config.text_only_weight > 0 and config.objective == "truthful":
+                data = with_borrowed_denials(data, nouns, share=config.borrowed_denials, exclude=data.reserved)
             images = self._unit(image_embeddings if image_embeddings is not None else self._image_features(data), data)
             image_mean = images.mean(0)
             sources["images"], validations["images"] = self._source(
@@ -370,15 +373,19 @@ class _Run:
         return self._patch(state)
 
     def _bound_scn(self) -> None:
-        """Of the bound and its halves, quarters ... down to a sixteenth, keep the one that answers most held-out questions."""
-        if self.scn is None or not any(validation.questions for validation in self.validations.values()):
+        """Of the bound and its halves, quarters ... down to a sixteenth, keep the one that answers most held-out questions.
+
+        Questions about images count where there are any. The released objective keeps the published bound.
+        """
+        asked = [v for v in (self.validations.get("images"), self.validations.get("text")) if v is not None and v.questions]
+        if self.scn is None or not asked or self.config.objective == "released":
             return
+        correct = partial(self.correct, asked[0].source)
         tried = {}
-        for halvings in range(5):
-            self.scn.bound = self.config.bound / 2**halvings
-            metrics = self.validate()
-            choices = [value for key, value in metrics.items() if key.endswith("/choice")]
-            tried[self.scn.bound] = float(np.mean(choices))
+        with torch.inference_mode():
+            for halvings in range(5):
+                self.scn.bound = self.config.bound / 2**halvings
+                tried[self.scn.bound] = asked[0].choice(correct, self.scn)["choice"]
         best = max(tried, key=lambda bound: (tried[bound], bound))
         self.scn.bound = best
         self.config = replace(self.config, bound=best)

@@ -70,7 +70,7 @@ class Validation:
         out: dict[str, float] = {}
         parts = []
         if self.questions:
-            out.update(self._choice(correct, scn))
+            out.update(self.choice(correct, scn))
             parts.append(out["choice"])
         if len(self.queries):
             images = self.source.images[self.source.chosen]
@@ -97,7 +97,8 @@ class Validation:
         at_least = (scores >= scores.gather(1, own[:, None])).sum(1)  # ties count against
         return float((at_least <= 5).float().mean())
 
-    def _choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
+    def choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
+        """``choice_ecn`` and ``choice``: the share of the questions answered by cosine, and by the corrected score."""
         most = min(len(q.options) for q in self.questions)
         rows = np.empty((len(self.questions), most), np.int64)  # the right option first
         for line, question in enumerate(self.questions):

@@ -29,6 +29,10 @@ from clipmend.data.scenes.world import RESERVED_KINDS
 
 __all__ = ["exclusion_queries", "make_scenes", "negation_data", "retrieval_captions", "scene_captions", "scene_facts"]
 
+_DETAIL = ((0.0, 0.0, 0.0), (0.9, 0.0, 0.0), (0.5, 0.0, 1.0), (0.9, 0.4, 0.7))  # odds of colours, sizes, the background
+_DESCRIBED = (2, 3, 3, 4)  # kinds that a fuller description names
+_SENTENCES = 0.4  # share of captions that assert and deny in two sentences, where both ways are open
+
 
 def make_scenes(count: int, seed: int, split: str = "train") -> list[Scene]:
     """Scenes of a split.
@@ -47,8 +51,11 @@ def make_scenes(count: int, seed: int, split: str = "train") -> list[Scene]:
 
 
 def scene_captions(scene: Scene, seed: int, image: int, split: str = "train", subset: str = "standard") -> list[Caption]:
-    """Captions of one scene: three affirmative, two negative, two hybrid and two queries that are true of it, and one negative,
-    two hybrid and one affirmative that are false of it (``image`` -1). Fewer where the scene cannot supply a false denial."""
+    """Captions of one scene: three affirmative, two negative, three hybrid and two queries that are true of it, and one negative,
+    two hybrid and one affirmative that are false of it (``image`` -1). Fewer where the scene cannot supply a false denial.
+
+    Of the hybrids some deny in a sentence of its own, and one of the true ones is a fuller description.
+    """
     rules = policy(subset)
     rng = text_rng(seed, f"captions/{split}/{subset}", image)
     made: list[Caption | None] = [
@@ -56,7 +63,9 @@ def scene_captions(scene: Scene, seed: int, image: int, split: str = "train", su
         affirmative(scene, rng, image, colours=0.8, sizes=0.15),
         affirmative(scene, rng, image, colours=0.4, sizes=0.3, place=0.8),
         *(negative(scene, rng, image, rules) for _ in range(2)),
-        *(hybrid(scene, rng, image, rules) for _ in range(2)),
+        hybrid(scene, rng, image, rules),
+        hybrid(scene, rng, image, rules, sentences=_SENTENCES),
+        hybrid(scene, rng, image, rules, True, *rng.choice(_DETAIL), things=_DESCRIBED, sentences=_SENTENCES),
     ]
     facts = scene_facts(scene)
     for background in ("", scene.background):
@@ -64,7 +73,7 @@ def scene_captions(scene: Scene, seed: int, image: int, split: str = "train", su
         denied = things_denied(rng, rules, wording, facts, True, 0.0)
         made.append(query(rng, wording, denied, image, background) if denied else None)
     made += [negative(scene, rng, -1, rules, false) for false in (False,)]
-    made += [hybrid(scene, rng, -1, rules, false) for false in (False, False)]
+    made += [hybrid(scene, rng, -1, rules, False, sentences=odds) for odds in (0.0, 2 * _SENTENCES)]
     made.append(false_caption(scene, rng))
     return [caption for caption in made if caption is not None]
 
@@ -161,12 +170,11 @@ def retrieval_captions(
         ``len(scenes) * per_image`` captions, those of one scene together and, plain and negated, in the same order.
     """
     rules = policy(subset)
-    detail = ((0.0, 0.0, 0.0), (0.9, 0.0, 0.0), (0.5, 0.0, 1.0), (0.9, 0.4, 0.7))
     captions = []
     for image, scene in enumerate(scenes):
         rng, denial_rng = text_rng(seed, "retrieval", image), text_rng(seed, f"retrieval/{subset}", image)
         for turn in range(per_image):
-            said = phrase(scene, rng, rng.choice((2, 3, 3, 4)), *detail[turn % len(detail)])
+            said = phrase(scene, rng, rng.choice(_DESCRIBED), *_DETAIL[turn % len(_DETAIL)])
             framed_text = framed(said, rng)
             plain = Caption(finish(framed_text, rng), image, "affirmative", said.asserts)
             captions.append(_with_denial(scene, denial_rng, rules, said, framed_text, plain) if negated else plain)
@@ -178,7 +186,7 @@ def _with_denial(scene: Scene, rng: random.Random, rules: Policy, said: Phrase, 
     wording = rng.choice(rules.wordings)
     denied = things_denied(rng, rules, wording, scene_facts(scene), True, 0.0)
     assert denied is not None  # at most six of the kinds are shown
-    if rng.random() < 0.4:
+    if rng.random() < _SENTENCES:
         parts = [deny(rng.choice(wording.sentences), denied), framed_text]
         text = ". ".join(parts if rng.random() < 0.6 else parts[::-1])
     else:

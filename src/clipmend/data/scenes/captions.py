@@ -220,23 +220,27 @@ def negative(scene: Scene, rng: random.Random, image: int, rules: Policy, true: 
 
 
 def hybrid(scene: Scene, rng: random.Random, image: int, rules: Policy, true: bool = True, colours: float = 0.3,
-           sizes: float = 0.1, place: float = 0.25) -> Caption | None:  # fmt: skip
-    """A caption that asserts and denies. A false one denies something the scene shows or asserts something it does not."""
+           sizes: float = 0.1, place: float = 0.25, things: Sequence[int] = (1, 1, 2, 2, 3),
+           sentences: float = 0.0) -> Caption | None:  # fmt: skip
+    """A caption that asserts and denies. A false one denies something the scene shows or asserts something it does not.
+
+    ``things`` are the numbers of kinds it may assert; ``sentences`` as for :func:`hybrid_caption`.
+    """
     facts = scene_facts(scene)
     wording = rng.choice(rules.wordings)
     if true:
         denied = things_denied(rng, rules, wording, facts, True)
         if denied is None:
             return None
-        said = phrase(scene, rng, rng.choice((1, 1, 2, 2, 3)), colours, sizes, place)
-        return hybrid_caption(rng, said, wording, denied, image)
+        said = phrase(scene, rng, rng.choice(things), colours, sizes, place)
+        return hybrid_caption(rng, said, wording, denied, image, sentences)
     absent = [kind for kind in KINDS if kind not in facts]
     if rng.random() < 0.5 and len(scene.kinds) > 1:  # what it asserts is there, but so is what it denies
         denied = things_denied(rng, rules, wording, facts, False)
         if denied is None:
             return None
         avoid = frozenset(thing.split(" ")[-1] for thing in denied)
-        said = phrase(scene, rng, rng.choice((1, 1, 2, 2, 3)), colours, sizes, place, avoid)
+        said = phrase(scene, rng, rng.choice(things), colours, sizes, place, avoid)
     else:
         wanted = rng.choice(absent)
         left = [kind for kind in rules.deniable if kind != wanted]
@@ -248,11 +252,20 @@ def hybrid(scene: Scene, rng: random.Random, image: int, rules: Policy, true: bo
         if others and rng.random() < 0.5:
             kinds.insert(rng.randrange(2), rng.choice(others))
         said = Phrase(join([with_article(kind) for kind in kinds]), tuple(kinds))
-    return hybrid_caption(rng, said, wording, denied, -1)
+    return hybrid_caption(rng, said, wording, denied, -1, sentences)
 
 
-def hybrid_caption(rng: random.Random, said: Phrase, wording: Wording, denied: Sequence[str], image: int = -1) -> Caption:
-    """Assert a phrase and deny things, in one of the wording's hybrid templates."""
+def hybrid_caption(
+    rng: random.Random, said: Phrase, wording: Wording, denied: Sequence[str], image: int = -1, sentences: float = 0.0
+) -> Caption:
+    """Assert a phrase and deny things: in one of the wording's hybrid templates, or in two sentences with odds ``sentences``.
+
+    The sentence that denies stands first or last ("There is no cat. A street with a car.").
+    """
+    if sentences and rng.random() < sentences:
+        parts = [deny(rng.choice(wording.sentences), denied), framed(said, rng)]
+        text = finish(". ".join(parts if rng.random() < 0.6 else parts[::-1]), rng)
+        return Caption(text, image, "hybrid", said.asserts, tuple(denied), wording.name)
     template = rng.choice(wording.hybrids)
     asserted = framed(said, rng, template) if template.startswith("{pos}") else said.text
     text = finish(deny(template, denied, pos=asserted), rng)
