@@ -58,10 +58,14 @@ class OpenClipEncoder(TextAndImageEncoder):
         self._preprocessing = dict(preprocessing)
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
+        return self._embed_pixels(torch.stack([self.prepare_image(image) for image in images]))  # [B, 3, H, H]
+
+    def prepare_image(self, image: Image) -> Tensor:
+        """``[3, H, H]`` pixels of one RGB image, by the model's own transform."""
         crop = crop_of_transform(self.preprocess)
-        if crop is not None:
-            images = [crop(image) for image in images]
-        pixels = torch.stack([self.preprocess(image) for image in images])  # [B, 3, H, H]
+        return self.preprocess(image if crop is None else crop(image))
+
+    def _embed_pixels(self, pixels: Tensor) -> Tensor:
         return self.model.encode_image(pixels.to(self.device, next(self.model.visual.parameters()).dtype))
 
     def _image_digest(self) -> str:

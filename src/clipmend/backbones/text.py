@@ -64,6 +64,23 @@ class TextAndImageEncoder(DualEncoder):
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
         """``[B, D]`` embeddings of RGB images, not normalised, on any device; called within ``torch.inference_mode()``."""
 
+    def prepare_image(self, image: Image) -> Tensor | None:
+        """``[3, H, W]`` pixels of one RGB image as the image side takes them, on the CPU; ``None`` where only whole batches can be.
+
+        Safe in threads, so that many images can be read and prepared while the model works on others.
+        """
+        return None
+
+    def encode_prepared(self, pixels: Tensor) -> Tensor:
+        """Embed a batch of prepared images, ``[B, 3, H, W]``: float32 ``[B, D]`` on the CPU, L2-normalised."""
+        with torch.inference_mode():
+            rows = self._embed_pixels(pixels).to("cpu", torch.float32)
+        return l2_normalize(rows.clone())
+
+    def _embed_pixels(self, pixels: Tensor) -> Tensor:
+        """``[B, D]`` embeddings of prepared images, not normalised, on any device; called within ``torch.inference_mode()``."""
+        raise NotImplementedError(f"{type(self).__name__} prepares whole batches only")
+
     @abstractmethod
     def _image_digest(self) -> str:
         """SHA-256 of the image side's weights and preprocessing; ``""`` for none."""

@@ -67,7 +67,15 @@ class TransformersEncoder(TextAndImageEncoder):
         crop = crop_of_processor(self.image_processor)
         if crop is not None:
             images = [crop(image) for image in images]
-        pixels = self.image_processor(images=images, return_tensors="pt")["pixel_values"]  # [B, 3, H, H]
+        return self._embed_pixels(self.image_processor(images=images, return_tensors="pt")["pixel_values"])  # [B, 3, H, H]
+
+    def prepare_image(self, image: Image) -> Tensor:
+        """``[3, H, H]`` pixels of one RGB image, by the checkpoint's own processor."""
+        crop = crop_of_processor(self.image_processor)
+        prepared = self.image_processor(images=[image if crop is None else crop(image)], return_tensors="pt")
+        return prepared["pixel_values"][0]
+
+    def _embed_pixels(self, pixels: Tensor) -> Tensor:
         features = self.model.get_image_features(pixel_values=pixels.to(self.device, self.tower.dtype))
         return features if isinstance(features, Tensor) else features.pooler_output
 

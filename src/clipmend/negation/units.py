@@ -2,8 +2,9 @@
 
 The manifest fixes the units before the first one is made. Each unit is a folder of ``.npy`` files written beside its final
 place and renamed into it, with the size and SHA-256 of every file in its ``unit.json``. A run that was killed leaves whole
-units and at most one leftover, which the next run removes; the bytes of the finished folder equal those of an uninterrupted
-run, for each unit is made from its own inputs alone.
+units and at most one leftover for each process, which the next run removes; the bytes of the finished folder equal those of an
+uninterrupted run, for each unit is made from its own inputs alone. For the same reason it does not matter which process makes which
+unit: :func:`planned` gives the units of a function that would make them itself, so that several processes can share them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import json
 import os
 import platform
 import shutil
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,14 @@ from clipmend import __version__
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import track
 
-__all__ = ["UnitFolder", "cut", "find_damage", "manifest_of", "read_manifest", "read_units"]
+__all__ = ["Arrays", "Maker", "UnitFolder", "cut", "find_damage", "manifest_of", "planned", "read_manifest", "read_units"]
 
 MANIFEST = "manifest.json"
 Arrays = dict[str, np.ndarray]
+Maker = Callable[[int, int], Arrays]
+"""``make(first, last) -> {name: array}`` for the rows ``first..last - 1``."""
+
+_planning: ContextVar[bool] = ContextVar("planning", default=False)
 
 
 def cut(count: int, size: int) -> list[dict[str, Any]]:
@@ -93,36 +100,56 @@ class UnitFolder:
                 "go on with the former, or delete the folder"
             )
 
-    def run(self, make: Callable[[int, int], Arrays], *, progress: bool = False) -> None:
+    def run(self, make: Maker, *, progress: bool = False) -> None:
         """Make the units that are missing, with ``make(first, last) -> {name: array}``; check the others and remake the damaged.
 
         Whole units outlive an error or an interruption. Where there is none yet, nothing stays of what was made for this folder.
         """
+        if _planning.get():
+            raise _Planned(self, make)
+        with self.alone():
+            missing = self.missing()
+            for unit in track(missing, len(missing), self.what, progress):
+                self.make(unit, make)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder against every other run that writes; tidy up after an error.
+
+        Raises:
+            ValueError: another run holds it.
+        """
         with _alone(self.path, self.what):
             try:
-                self._run(make, progress)
+                yield
             except (Exception, KeyboardInterrupt):
                 self._leave_nothing_empty()
                 raise
 
-    def _run(self, make: Callable[[int, int], Arrays], progress: bool) -> None:
+    def missing(self) -> list[dict[str, Any]]:
+        """The units that are still to be made, within :meth:`alone`: leftovers are removed and damaged units put away first."""
         for leftover in self.path.glob("*.tmp-*"):
             if leftover.is_dir():
-                shutil.rmtree(leftover)
+                shutil.rmtree(leftover, ignore_errors=True)  # a worker of a killed run may be writing its last unit yet
             else:
-                leftover.unlink()
-        units = self.manifest["units"]
-        for unit in track(units, len(units), self.what, progress):
+                leftover.unlink(missing_ok=True)
+        missing = []
+        for unit in self.manifest["units"]:
             place = self.path / unit["id"]
             if place.exists():
                 damage = find_damage(place, digests=True)
                 if damage is None:
                     continue
-                warnings.warn(f"{self.what}: {damage}; made again", stacklevel=3)
+                warnings.warn(f"{self.what}: {damage}; made again", stacklevel=4)
                 # Renamed away first: a kill during the removal must not leave half a unit under its own name.
                 doomed = place.rename(place.with_name(f"{unit['id']}.tmp-damaged"))
                 shutil.rmtree(doomed)
-            self._write(place, make(unit["first"], unit["last"]))
+            missing.append(unit)
+        return missing
+
+    def make(self, unit: Mapping[str, Any], make: Maker) -> None:
+        """Make one unit of the manifest and write it; safe in any process while one of them is within :meth:`alone`."""
+        self._write(self.path / unit["id"], make(unit["first"], unit["last"]))
 
     def _leave_nothing_empty(self) -> None:
         """Remove a folder without a unit, and those above it that were made for it and hold nothing else."""
@@ -134,7 +161,7 @@ class UnitFolder:
                 folder.rmdir()
 
     def _write(self, place: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        beside = place.with_name(f"{place.name}.tmp-{os.getpid()}")
+        beside = place.with_name(f"{place.name}.tmp-{uuid.uuid4().hex}")  # process numbers repeat between machines
         beside.mkdir()
         try:
             files = {}
@@ -143,7 +170,13 @@ class UnitFolder:
                 np.save(file, np.ascontiguousarray(array), allow_pickle=False)
                 files[file.name] = {"size": file.stat().st_size, "sha256": _sha256(file)}
             (beside / "unit.json").write_text(json.dumps({"files": files}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            beside.rename(place)
+            try:
+                beside.rename(place)
+            except OSError:
+                # A worker of a killed run may have finished this unit meanwhile, or one that was lost sight of: equal bytes.
+                if find_damage(place, digests=True) is not None:
+                    raise
+                shutil.rmtree(beside)
         except (Exception, KeyboardInterrupt):  # a full disk, say
             shutil.rmtree(beside, ignore_errors=True)
             raise
@@ -157,18 +190,49 @@ class UnitFolder:
         return read_units(self.path, self.manifest, self.what, digests=digests)
 
 
+class _Planned(BaseException):
+    """Carries a plan out of the function that would have carried it through; nothing in between may take it for an error."""
+
+    def __init__(self, folder: UnitFolder, make: Maker) -> None:
+        super().__init__()
+        self.folder, self.make = folder, make
+
+
+def planned(function: Callable[[], Any]) -> tuple[UnitFolder, Maker]:
+    """What ``function`` would run, without running it: its folder, with the manifest in place, and how to make a unit.
+
+    Args:
+        function: calls something that makes work units, such as
+            :func:`~clipmend.negation.image_features.extract_image_features` with a ``directory``.
+
+    Raises:
+        ValueError: it runs no units.
+    """
+    token = _planning.set(True)
+    try:
+        function()
+    except _Planned as plan:
+        return plan.folder, plan.make
+    finally:
+        _planning.reset(token)
+    raise ValueError("the function makes no work units")
+
+
 def manifest_of(encoder: DualEncoder, identity: dict[str, Any], batch_size: int, units: list[dict[str, Any]]) -> dict[str, Any]:
     """The manifest of work by ``encoder``: see :class:`UnitFolder`."""
     import transformers
 
     # What besides the weights may move the last bits of a result.
-    made_by = {
+    made_by: dict[str, Any] = {
         "clipmend": __version__,
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "device": torch.device(encoder.device).type,
         "machine": platform.machine(),
     }
+    if made_by["device"] == "cpu":
+        # Sums are split by the number of threads and by the width of the processor's vectors.
+        made_by |= {"threads": torch.get_num_threads(), "vectors": torch.backends.cpu.get_cpu_capability()}
     return {"identity": identity, "made_by": made_by, "backbone": encoder.name, "batch_size": batch_size, "units": units}
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from PIL import Image
 
+from clipmend.data.ahead import read_ahead
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, open_image
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedFiles", "embed_files", "embed_stream", "progress_bar", "read_ahead"]
 
-T = TypeVar("T")
-R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
 
 BATCH_PIXELS = 64_000_000
@@ -145,22 +141,6 @@ def _checked(vector: np.ndarray) -> np.ndarray | str:
     if not vector.any():
         return "its embedding is zero"
     return vector
-
-
-def read_ahead(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
-    """``map(function, items)`` in threads: results in order, only a few made before they are asked for."""
-    count = workers or min(8, os.cpu_count() or 1)
-    waiting: deque[Future[R]] = deque()
-    pool = ThreadPoolExecutor(count, thread_name_prefix="clipmend-read")
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > count + 2:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
