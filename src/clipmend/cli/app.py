@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import typer
 
-COMMANDS = ("demo", "diagnose", "fit", "encode", "evaluate", "index", "search", "scenes", "data")
+COMMANDS = ("demo", "diagnose", "fit", "encode", "evaluate", "index", "search", "scenes", "data", "reproduce", "filter", "export")
 
 
 app = typer.Typer(

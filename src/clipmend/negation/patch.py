@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrecti
 
 if TYPE_CHECKING:
     from clipmend.negation.diagnosis import Diagnosis
+    from clipmend.negation.export import ExportReport
 
 __all__ = ["Mended", "PeakPatch"]
 
@@ -209,6 +210,49 @@ class PeakPatch:
         from clipmend.negation.attach import attached
 
         return attached(self, model, **options)
+
+    def export_onnx(
+        self,
+        encoder: DualEncoder,
+        folder: str | os.PathLike[str],
+        *,
+        strength: float = 1.0,
+        normalize: bool = True,
+        int8: bool = False,
+        texts: Sequence[str] | None = None,
+        allow_mismatch: bool = False,
+    ) -> ExportReport:
+        """Write the mended text side, and the score correction, as ONNX files for runtimes without PyTorch (extra ``onnx``).
+
+        ``text.onnx`` maps ``input_ids`` and ``attention_mask``, int64 ``[B, T]``, to ``text_embeds`` ``[B, D]`` (corrected),
+        ``plain_text_embeds`` ``[B, D]`` and, where the patch has an SCN, ``contexts`` ``[B, L, D]``. ``B`` is free and ``T`` is 2
+        to the context length (encoders that attend to their padding, such as SigLIP: the context length). With an SCN,
+        ``scores_pairs.onnx`` scores ``images [P, D]`` against ``contexts [P, L, D]``, and ``scores_matrix.onnx`` ``images
+        [N, D]`` against ``contexts [M, L, D]``. Beside them: the tokenizer, ``export.json``, and a ``README.md`` that shows how
+        they are used. Every graph is compared with PyTorch before anything gets its name. There is no gate in a graph: it reads
+        texts.
+
+        Args:
+            encoder: the backbone that the patch was fitted on, in float32.
+            folder: a new or empty folder, or an earlier export (replaced; other files in it are kept).
+            strength: multiplies the learned alpha and the SCN's correction.
+            normalize: give unit vectors; ``False``: at the length of the plain embedding.
+            int8: also write ``text.int8.onnx``, dynamically quantised, and measure how near it comes.
+            texts: captions to measure that by; default: 360 plain and negated ones.
+            allow_mismatch: as for :meth:`apply`.
+
+        Returns:
+            sizes, and differences from PyTorch.
+
+        Raises:
+            ImportError: the extra ``onnx`` is missing.
+            ValueError: another encoder than the patch was fitted on, one that is not built on a :class:`TextTower`, in half
+                precision or in training mode; a folder that holds something else; or a graph that does not agree with PyTorch.
+        """
+        from clipmend.negation.export import export_onnx
+
+        options: dict[str, Any] = {"normalize": normalize, "int8": int8, "texts": texts, "allow_mismatch": allow_mismatch}
+        return export_onnx(self, encoder, folder, strength=strength, **options)
 
     def _mismatch(self, encoder: DualEncoder) -> str:
         """What about ``encoder`` is not what the patch was fitted on; ``""`` if it fits."""
