@@ -29,7 +29,7 @@ import clipmend
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.nouns import load_nouns
 from clipmend.data.scenes import negation_data_from_folder, write_scenes
-from clipmend.evaluation import Evaluation, EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
+from clipmend.evaluation import Evaluation, EvaluationData, evaluate, evaluate_rivals, read_folder, read_pairs
 from clipmend.evaluation.results import write_json
 
 RECALL = "image_retrieval_recall@5"
@@ -205,7 +205,7 @@ def main() -> None:
         if not args.no_baselines:
             drawn(root / "validation", 300, 999, "train")
             pairs = read_pairs(root / "train" / "pairs.csv")[:500]
-            for name, found in evaluate_baselines(
+            for name, found in evaluate_rivals(
                 encoder,
                 data,
                 root / "validation",

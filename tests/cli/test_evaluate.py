@@ -164,7 +164,7 @@ def test_all_with_baselines(folder: Path, models: list[Any], tmp_path: Path) -> 
     assert set(content) == {
         "backbone",
         "query arithmetic",
-        "phrase projection",
+        "rule-based projection",
         "negation direction",
         "negation direction, projected",
         "mended",

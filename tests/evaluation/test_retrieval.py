@@ -13,6 +13,7 @@ from torch import Tensor
 from clipmend.backbones.base import PreparedTexts
 from clipmend.evaluation import (
     RetrievalData,
+    RuleProjection,
     compare,
     evaluate_retrieval,
     oracle_recall,
@@ -20,7 +21,6 @@ from clipmend.evaluation import (
     read_retrieval,
     rerank_both_ways,
 )
-from clipmend.evaluation.baselines import PhraseProjection
 from clipmend.evaluation.tables import TableWarning
 
 # ---- ranks ---------------------------------------------------------------------------------------------------------------------
@@ -354,8 +354,8 @@ def test_rerank_reaches_the_metrics() -> None:
     encoder.correction = lambda a, b: 10 * (a * b).sum(1)
     same = evaluate_retrieval(encoder, data, image_embeddings=vectors, rerank=5)
     assert same.metrics == before.metrics
-    baseline = PhraseProjection(encoder, {})  # a dual encoder whose score is the cosine
-    with pytest.raises(ValueError, match=r"rerank orders by a score correction, and lookup \+ phrase projection"):
+    baseline = RuleProjection(encoder, {})  # a dual encoder whose score is the cosine
+    with pytest.raises(ValueError, match=r"rerank orders by a score correction, and lookup \+ rule-based projection"):
         evaluate_retrieval(baseline, data, image_embeddings=vectors, rerank=5)
     encoder.correction = lambda a, b: -10 * (a * b).sum(1)
     worse = evaluate_retrieval(encoder, data, image_embeddings=vectors, rerank=5)

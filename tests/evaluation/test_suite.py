@@ -11,7 +11,7 @@ from clipmend.data.scenes.tables import write_scenes
 from clipmend.evaluation import (
     compare,
     evaluate,
-    evaluate_baselines,
+    evaluate_rivals,
     oracle_recall,
     read_folder,
     read_pairs,
@@ -68,11 +68,11 @@ def test_some_tasks_and_what_is_missing(folder: Path, tmp_path: Path) -> None:
         side_by_side({})
 
 
-def test_baselines_leave_plain_captions_alone(folder: Path) -> None:
+def test_rivals_leave_plain_captions_alone(folder: Path) -> None:
     encoder = RandomDualEncoder(context_length=60)
     backbone = evaluate(encoder, folder, samples=20)
     pairs = read_pairs(folder / "pairs.csv")
-    found = evaluate_baselines(encoder, folder, folder, pairs, tasks=["choice", "retrieval"], samples=20)
+    found = evaluate_rivals(encoder, folder, folder, pairs, tasks=["choice", "retrieval"], samples=20)
     assert len(found) == 4
     for name, evaluation in found.items():
         assert evaluation["choice"].pretrained.startswith("weight ")
@@ -80,7 +80,7 @@ def test_baselines_leave_plain_captions_alone(folder: Path) -> None:
         plain = compare(backbone["retrieval"], evaluation["retrieval"], samples=5)
         assert all(d.difference == 0 for d in plain.differences.values())
     assert side_by_side({"backbone": backbone["choice"], **{n: e["choice"] for n, e in found.items()}}).row_count > 4
-    assert "negation direction" not in evaluate_baselines(encoder, folder, folder, tasks=["choice"], samples=20)
+    assert "negation direction" not in evaluate_rivals(encoder, folder, folder, tasks=["choice"], samples=20)
     with pytest.raises(ValueError, match="no pair of kind 'colour'"):
         read_pairs(folder / "pairs.csv", "colour")
 

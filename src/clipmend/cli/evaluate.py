@@ -218,6 +218,10 @@ def everything(
     baselines: Annotated[
         Path | None, typer.Option("--baselines", help="Also the baselines without training, tuned on this folder of other scenes.")
     ] = None,
+    parse: Annotated[
+        str,
+        typer.Option("--parse", help="With --baselines: gold (the tables' own parse) or rules (a rule parser, as users have it)."),
+    ] = "gold",
     at: At = "1,5,10",
     rerank: Rerank = 0,
     scn: Correction = True,
@@ -229,9 +233,11 @@ def everything(
     """Everything that a folder has tables for, and on request the baselines in the same table."""
     ks = _cut_offs(at)
     refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, rerank=rerank > 0, no_scn=not scn)
+    if parse not in ("gold", "rules") or (parse != "gold" and baselines is None):
+        raise ValueError("--parse is gold or rules, and needs --baselines")
     from rich.console import Console
 
-    from clipmend.evaluation import Evaluation, evaluate, evaluate_baselines, read_folder, read_pairs, side_by_side
+    from clipmend.evaluation import Evaluation, evaluate, evaluate_rivals, read_folder, read_pairs, side_by_side
     from clipmend.evaluation.results import model_names, write_json
     from clipmend.evaluation.suite import embed_all
 
@@ -248,7 +254,7 @@ def everything(
     if patch is None or compare_backbone:
         results["backbone"] = evaluate(plain, tests, progress=True, **options)
     if tuning is not None:
-        results.update(evaluate_baselines(plain, tests, tuning, pairs, **options))
+        results.update(evaluate_rivals(plain, tests, tuning, pairs, parse=parse, **options))  # type: ignore[arg-type]
     if patch is not None:
         label = "+".join(filter(None, [weights, _patch_label(patch, strength)]))
         results["mended"] = evaluate(

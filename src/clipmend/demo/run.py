@@ -173,11 +173,11 @@ def _refuse_other(out: Path) -> None:
 def _evaluate(
     found: Findings, encoder: DualEncoder, mended: DualEncoder, folders: dict[str, Path], say: Callable[[Any], None], progress: bool
 ) -> None:
-    from clipmend.evaluation import evaluate, evaluate_baselines, read_folder, read_pairs, side_by_side
+    from clipmend.evaluation import evaluate, evaluate_rivals, read_folder, read_pairs, side_by_side
 
     tests, tuning = read_folder(folders["test"]), read_folder(folders["validation"])
     found.evaluations["backbone"] = evaluate(encoder, tests, samples=200, progress=progress)
-    baselines = evaluate_baselines(
+    baselines = evaluate_rivals(
         encoder, tests, tuning, read_pairs(folders["train"] / "pairs.csv")[:200],
         tasks=["choice", "negated_retrieval", "exclusion"], samples=50,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measure: multiple choice, retrieval, exclusion and presence; intervals, paired differences, baselines.
+"""Measure: multiple choice, retrieval, exclusion and presence; intervals, paired differences, rivals.
 
 The names are imported on first use.
 """
@@ -12,10 +12,12 @@ _PUBLIC = {
     "ChoiceAccumulator": "accumulate",
     "ExclusionAccumulator": "accumulate",
     "RankAccumulator": "accumulate",
-    "NegationDirection": "baselines",
-    "PhraseProjection": "baselines",
-    "QueryArithmetic": "baselines",
-    "gold_captions": "baselines",
+    "NegationDirection": "rivals",
+    "QueryArithmetic": "rivals",
+    "Rival": "rivals",
+    "RuleProjection": "rivals",
+    "gold_captions": "rivals",
+    "rule_form": "rivals",
     "ChoiceItem": "choice",
     "ChoiceResult": "choice",
     "choice_items": "choice",
@@ -48,7 +50,20 @@ _PUBLIC = {
     "Evaluation": "suite",
     "EvaluationData": "suite",
     "evaluate": "suite",
-    "evaluate_baselines": "suite",
+    "evaluate_rivals": "rivals.compare",
+    "Judge": "judged",
+    "OracleJudge": "judged",
+    "RespectResult": "judged",
+    "evaluate_respect": "judged",
+    "load_judge": "judged",
+    "PairItem": "pairs",
+    "PairsResult": "pairs",
+    "evaluate_pairs": "pairs",
+    "read_image_pairs": "pairs",
+    "LabelledImages": "zeroshot",
+    "ZeroshotResult": "zeroshot",
+    "evaluate_zeroshot": "zeroshot",
+    "read_labelled": "zeroshot",
     "read_folder": "suite",
     "read_pairs": "suite",
 }
@@ -56,7 +71,6 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from clipmend.evaluation.accumulate import ChoiceAccumulator, ExclusionAccumulator, RankAccumulator
     from clipmend.evaluation.areas import auroc
-    from clipmend.evaluation.baselines import NegationDirection, PhraseProjection, QueryArithmetic, gold_captions
     from clipmend.evaluation.choice import ChoiceItem, ChoiceResult, choice_items, evaluate_choice, read_choice
     from clipmend.evaluation.exclusion import (
         ExclusionQuery,
@@ -67,11 +81,16 @@ if TYPE_CHECKING:
         read_exclusion,
     )
     from clipmend.evaluation.intervals import bootstrap_mean, paired_difference, wilson
+    from clipmend.evaluation.judged import Judge, OracleJudge, RespectResult, evaluate_respect, load_judge
+    from clipmend.evaluation.pairs import PairItem, PairsResult, evaluate_pairs, read_image_pairs
     from clipmend.evaluation.presence import Presence, read_presence
     from clipmend.evaluation.ranking import oracle_recall, ranks_both_ways, rerank_both_ways
     from clipmend.evaluation.results import Comparison, Measure, Result, compare, side_by_side
     from clipmend.evaluation.retrieval import RetrievalData, RetrievalResult, evaluate_retrieval, read_retrieval
-    from clipmend.evaluation.suite import Evaluation, EvaluationData, evaluate, evaluate_baselines, read_folder, read_pairs
+    from clipmend.evaluation.rivals import NegationDirection, QueryArithmetic, Rival, RuleProjection, gold_captions, rule_form
+    from clipmend.evaluation.rivals.compare import evaluate_rivals
+    from clipmend.evaluation.suite import Evaluation, EvaluationData, evaluate, read_folder, read_pairs
+    from clipmend.evaluation.zeroshot import LabelledImages, ZeroshotResult, evaluate_zeroshot, read_labelled
 
 __all__ = [
     "ChoiceAccumulator",
@@ -83,26 +102,38 @@ __all__ = [
     "ExclusionAccumulator",
     "ExclusionQuery",
     "ExclusionResult",
+    "Judge",
+    "LabelledImages",
     "Measure",
     "NegationDirection",
-    "PhraseProjection",
+    "OracleJudge",
+    "PairItem",
+    "PairsResult",
     "Presence",
     "PresenceResult",
     "QueryArithmetic",
     "RankAccumulator",
+    "RespectResult",
     "Result",
     "RetrievalData",
     "RetrievalResult",
+    "Rival",
+    "RuleProjection",
+    "ZeroshotResult",
     "auroc",
     "bootstrap_mean",
     "choice_items",
     "compare",
     "evaluate",
-    "evaluate_baselines",
     "evaluate_choice",
     "evaluate_exclusion",
+    "evaluate_pairs",
+    "evaluate_respect",
     "evaluate_retrieval",
+    "evaluate_rivals",
+    "evaluate_zeroshot",
     "gold_captions",
+    "load_judge",
     "oracle_recall",
     "paired_difference",
     "presence_auroc",
@@ -110,10 +141,13 @@ __all__ = [
     "read_choice",
     "read_exclusion",
     "read_folder",
+    "read_image_pairs",
+    "read_labelled",
     "read_pairs",
     "read_presence",
     "read_retrieval",
     "rerank_both_ways",
+    "rule_form",
     "side_by_side",
     "wilson",
 ]

@@ -1,4 +1,4 @@
-"""Everything at once: a folder of test tables, one pass over its images, all results, and the baselines beside them."""
+"""Everything at once: a folder of test tables, one pass over its images, all results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder
-from clipmend.data.records import Caption, truth_matrix
-from clipmend.evaluation.areas import macro
-from clipmend.evaluation.baselines import Baseline, NegationDirection, PhraseProjection, QueryArithmetic, gold_captions
+from clipmend.data.records import truth_matrix
 from clipmend.evaluation.choice import ChoiceItem, evaluate_choice, read_choice
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, image_vectors
 from clipmend.evaluation.exclusion import ExclusionQuery, evaluate_exclusion, presence_auroc, read_exclusion
@@ -25,7 +23,7 @@ from clipmend.evaluation.tables import json_lines, problem, read_table, text_fie
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["TASKS", "Evaluation", "EvaluationData", "evaluate", "evaluate_baselines", "read_folder", "read_pairs"]
+__all__ = ["TASKS", "Evaluation", "EvaluationData", "embed_all", "evaluate", "read_folder", "read_pairs"]
 
 TASKS = ("choice", "retrieval", "negated_retrieval", "exclusion", "presence")
 
@@ -112,13 +110,13 @@ def read_folder(folder: str | Path) -> EvaluationData:
         negated_retrieval=read_retrieval(paths["negated_retrieval"]) if paths["negated_retrieval"] else None,
         exclusion=read_exclusion(paths["exclusion"]) if paths["exclusion"] else (),
         presence=read_presence(annotation) if annotation else None,
-        facts=_drawn_facts(scenes) if scenes else None,
+        facts=drawn_facts(scenes) if scenes else None,
         image_root=root,
         name=root.name or str(root),
     )
 
 
-def _drawn_facts(path: Path) -> list[frozenset[str]] | None:
+def drawn_facts(path: Path) -> list[frozenset[str]] | None:
     """All true atoms of drawn scenes; ``None`` where the file is of another world."""
     from clipmend.data.scenes.draw import Scene
     from clipmend.data.scenes.facts import scene_facts
@@ -283,87 +281,3 @@ def embed_all(
         encoder, names, image_root=data.image_root, image_embeddings=image_embeddings, on_missing=on_missing, progress=progress
     )
     return {names[i]: vector for i, vector in zip(kept, vectors, strict=True)}
-
-
-def evaluate_baselines(
-    encoder: DualEncoder,
-    data: str | Path | EvaluationData,
-    validation: str | Path | EvaluationData,
-    pairs: Sequence[tuple[str, str]] = (),
-    *,
-    tasks: Iterable[str] | None = None,
-    image_embeddings: ImageEmbeddings | None = None,
-    validation_embeddings: ImageEmbeddings | None = None,
-    **options: Any,
-) -> dict[str, Evaluation]:
-    """The baselines on the same tests, each with the gold parse and, task by task, the weight that is best on the validation split.
-
-    Tuning per task favours the baselines: a user would have to live with one weight.
-
-    Args:
-        encoder: the backbone.
-        data: the tests.
-        validation: tables to tune on: the same tasks, other images. A task that it lacks is tuned on its multiple choice.
-        pairs: ``(affirmative, negated)`` training texts for the negation direction; without them that baseline is left out.
-        tasks: as for :func:`evaluate`.
-        image_embeddings: of the tests, as for :func:`evaluate`.
-        validation_embeddings: of the validation split, likewise.
-        options: passed to :func:`evaluate`.
-
-    Returns:
-        Name of the baseline to its results; each result's ``pretrained`` names the weight.
-    """
-    tests = data if isinstance(data, EvaluationData) else read_folder(data)
-    tuning = validation if isinstance(validation, EvaluationData) else read_folder(validation)
-    vectors = embed_all(encoder, tests, image_embeddings)
-    tuning_vectors = embed_all(encoder, tuning, validation_embeddings)
-    forms = {**_forms(tuning), **_forms(tests)}
-    candidates: list[Baseline] = [QueryArithmetic(encoder, forms), PhraseProjection(encoder, forms)]
-    if pairs:
-        moved = NegationDirection.learn(encoder, pairs, forms)
-        candidates += [moved, NegationDirection(encoder, forms, moved.direction, mode="project")]
-    wanted = list(tasks) if tasks is not None else tests.tasks()
-    found: dict[str, Evaluation] = {}
-    for candidate in candidates:
-        evaluation = Evaluation(model=f"{encoder.name} + {candidate.label}")
-        for task in wanted:
-            weight = None if task in ("retrieval", "presence") else _tuned_weight(candidate, task, tuning, tuning_vectors)
-            part = evaluate(
-                candidate if weight is None else candidate.with_weight(weight),
-                tests,
-                tasks=[task],
-                image_embeddings=vectors,
-                model=evaluation.model,
-                pretrained="" if weight is None else f"weight {weight:g}",
-                **options,
-            )
-            evaluation.results.update(part.results)
-        found[candidate.label] = evaluation
-    return found
-
-
-def _forms(data: EvaluationData) -> dict[str, Caption]:
-    tables = [table for table in (data.retrieval, data.negated_retrieval) if table is not None]
-    return gold_captions(data.choice, data.exclusion, *tables)
-
-
-def _tuned_weight(candidate: Baseline, task: str, tuning: EvaluationData, vectors: Mapping[str, Tensor]) -> float:
-    """The weight that does best at ``task`` on the validation tables, at their multiple choice where they lack the task."""
-    if task == "exclusion" and tuning.exclusion and tuning.presence is not None:
-        queries, presence = tuning.exclusion, tuning.presence
-
-        def exclusion(baseline: Baseline) -> float:
-            result = evaluate_exclusion(baseline, queries, presence, image_embeddings=vectors)
-            return float(macro(result.values, result.kinds))
-
-        return candidate.tune(exclusion).weight
-    if task == "negated_retrieval" and tuning.negated_retrieval is not None:
-        captions = tuning.negated_retrieval
-
-        def recall_at_5(baseline: Baseline) -> float:
-            return float((evaluate_retrieval(baseline, captions, image_embeddings=vectors).text_ranks <= 5).mean())
-
-        return candidate.tune(recall_at_5).weight
-    if not tuning.choice:
-        raise ValueError(f"{tuning.name}: no table to tune {candidate.label} for {task} on")
-    return candidate.tune(tuning.choice, image_embeddings=vectors).weight

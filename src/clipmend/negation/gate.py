@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["GateReport", "gate_report", "has_negation"]
+__all__ = ["GateReport", "gate_report", "has_negation", "without_false_cues"]
 
 _AUXILIARIES = "ai|are|ca|could|did|does|do|had|has|have|is|might|must|need|ought|sha|should|was|were|wo|would"
 
@@ -87,6 +87,11 @@ def has_negation(text: str) -> bool:
     plain = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).lower()
     plain = re.sub(r"\s+", " ", plain)
     return _CUE.search(_NOT_NEGATION.sub(" ", plain)) is not None
+
+
+def without_false_cues(text: str) -> str:
+    """Lower-case text without the phrases that hold a cue's letters and deny nothing ("not only", "no. 5", "non-stop")."""
+    return _NOT_NEGATION.sub(" ", text)
 
 
 @dataclass(frozen=True)

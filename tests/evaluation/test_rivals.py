@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -5,15 +7,18 @@ from tests.evaluation.fakes import LookupEncoder, random_unit
 from torch.nn.functional import normalize
 
 from clipmend.data.records import Caption
+from clipmend.data.scenes.tables import write_scenes
 from clipmend.evaluation import (
     ChoiceItem,
     ExclusionQuery,
     NegationDirection,
-    PhraseProjection,
     QueryArithmetic,
     RetrievalData,
+    RuleProjection,
     evaluate_choice,
+    evaluate_rivals,
     gold_captions,
+    rule_form,
 )
 from helpers import RandomDualEncoder
 
@@ -33,6 +38,13 @@ FORMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rivals") / "drawn"
+    write_scenes(folder, count=12, size=32, seed=905, split="test")
+    return folder
+
+
 @pytest.fixture
 def encoder() -> LookupEncoder:
     rng = np.random.default_rng(0)
@@ -48,22 +60,28 @@ def test_query_arithmetic(encoder: LookupEncoder) -> None:
     assert torch.equal(rows[3], e["a photo"])  # of no known form
 
 
-def test_phrase_projection(encoder: LookupEncoder) -> None:
-    own, dog = encoder.encode_texts([TEXTS[0], "a photo of a dog"])
-    row = PhraseProjection(encoder, FORMS, 1.0).encode_texts([TEXTS[0]])[0]
+def test_rule_projection(encoder: LookupEncoder) -> None:
+    own, dog, positive = encoder.encode_texts([TEXTS[0], "a photo of a dog", "a photo of a cat and a red cup"])
+    row = RuleProjection(encoder, FORMS, 1.0, 0.0).encode_texts([TEXTS[0]])[0]
     assert float(row @ dog) == pytest.approx(0, abs=1e-6)
-    away = PhraseProjection(encoder, FORMS, 2.0).encode_texts([TEXTS[0]])[0]
+    away = RuleProjection(encoder, FORMS, 2.0, 0.0).encode_texts([TEXTS[0]])[0]
     assert float(away @ dog) == pytest.approx(-float(own @ dog), abs=1e-6)
+    anchored = RuleProjection(encoder, FORMS, 1.0, 0.4)
+    torch.testing.assert_close(anchored.encode_texts([TEXTS[0]])[0], normalize(own - (own @ dog) * dog + 0.4 * positive, dim=0))
+    assert anchored.setting == "weight 1, anchor 0.4"
+    assert (1.0, 0.0) in [tuple(p) for p in anchored.tune(lambda r: 0.0).curve]
+    with pytest.raises(ValueError, match="2 strengths"):
+        RuleProjection(encoder, FORMS, 1.0)
 
 
 def test_negation_direction(encoder: LookupEncoder) -> None:
     pairs = [("a cat", TEXTS[1]), ("a photo of a dog", "a photo")]
-    baseline = NegationDirection.learn(encoder, pairs, FORMS, weight=-0.5)
+    baseline = NegationDirection.learn(encoder, pairs, FORMS, -0.5)
     e = {t: encoder.encode_texts([t])[0] for t in TEXTS}
     direction = ((e[TEXTS[1]] - e["a cat"]) + (e["a photo"] - e["a photo of a dog"])) / 2
     torch.testing.assert_close(baseline.direction, direction)
     torch.testing.assert_close(baseline.encode_texts([TEXTS[0]])[0], normalize(e[TEXTS[0]] - 0.5 * direction, dim=0))
-    projected = NegationDirection(encoder, FORMS, direction, 1.0, "project").encode_texts([TEXTS[0]])[0]
+    projected = NegationDirection(encoder, FORMS, direction, 1.0, mode="project").encode_texts([TEXTS[0]])[0]
     assert float(projected @ direction) == pytest.approx(0, abs=1e-6)
     with pytest.raises(ValueError, match="needs pairs"):
         NegationDirection.learn(encoder, [], FORMS)
@@ -73,10 +91,10 @@ def test_negation_direction(encoder: LookupEncoder) -> None:
         NegationDirection(encoder, FORMS, direction, mode="turn")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("make", [QueryArithmetic, PhraseProjection])
-def test_a_baseline_is_a_dual_encoder(make: type[QueryArithmetic]) -> None:
+@pytest.mark.parametrize("make", [QueryArithmetic, RuleProjection])
+def test_a_rival_is_a_dual_encoder(make: type[QueryArithmetic]) -> None:
     backbone = RandomDualEncoder()
-    baseline = make(backbone, {"a cat": Caption("a cat", form="negative", denies=("dog",))}, 0.5)
+    baseline = make(backbone, {"a cat": Caption("a cat", form="negative", denies=("dog",))})
     assert baseline.fingerprint == backbone.fingerprint
     states = baseline.text_states(["x y"], [2, 4])
     torch.testing.assert_close(baseline.project(states), backbone.project(backbone.text_states(["x y"], [2, 4])))
@@ -97,24 +115,24 @@ def test_tuning_takes_the_best_weight_and_embeds_once() -> None:
         ChoiceItem("cat", ("no dog", "a dog"), 0, "negative", parse=parse),
     ]
     images = {"dog": torch.tensor([1.0, 0.0]), "cat": torch.tensor([0.0, 1.0])}
-    tuned = QueryArithmetic(encoder, {}).tune(items, (2.0, 1.0, 0.0), image_embeddings=images)
-    assert tuned.curve == {2.0: 1.0, 1.0: 1.0, 0.0: 0.0}
-    assert tuned.weight == 1.0
-    assert tuned.baseline.weight == 1.0
+    tuned = QueryArithmetic(encoder, {}).tune(items, [(2.0,), (1.0,), (0.0,)], image_embeddings=images)
+    assert tuned.curve == {(2.0,): 1.0, (1.0,): 1.0, (0.0,): 0.0}
+    assert tuned.strengths == tuned.rival.strengths == (1.0,)
     assert encoder.calls["texts"] <= 4
-    best = evaluate_choice(tuned.baseline.with_captions(gold_captions(items)), items, image_embeddings=images)
+    best = evaluate_choice(tuned.rival.with_forms(gold_captions(items)), items, image_embeddings=images)
     assert best.accuracy == 1.0
     assert evaluate_choice(encoder, items, image_embeddings=images).accuracy < 1.0
-    by_function = QueryArithmetic(encoder, {}).tune(lambda b: -abs(b.weight - 0.2))
-    assert by_function.weight == 0.2
+    by_function = QueryArithmetic(encoder, {}).tune(lambda rival: -abs(rival.strengths[0] - 0.2))
+    assert by_function.strengths == (0.2,)
     with pytest.raises(ValueError, match="no weights"):
         QueryArithmetic(encoder, {}).tune(items, ())
 
 
 def test_equal_scores_take_the_smallest_weight(encoder: LookupEncoder) -> None:
     moved = NegationDirection(encoder, FORMS, torch.ones(8))
-    assert min(moved.weights) < 0
-    assert abs(moved.tune(lambda b: 0.0).weight) == min(abs(w) for w in moved.weights)
+    tried = moved.grid["weight"]
+    assert min(tried) < 0
+    assert abs(moved.tune(lambda rival: 0.0).strengths[0]) == min(map(abs, tried))
 
 
 def test_gold_captions_of_everything() -> None:
@@ -125,3 +143,27 @@ def test_gold_captions_of_everything() -> None:
     assert sorted(found) == ["no cat", "t", "u", "x", "y"]
     assert found["no cat"].denies == ("cat",)
     assert gold_captions(RetrievalData(["i"], ["u"], np.array([0]))) == {}
+
+
+def test_the_rule_parser_stands_in_for_the_gold_parse() -> None:
+    text = "A cat, but no dog."
+    encoder = LookupEncoder(
+        {"a photo of a cat": [1, 0, 0], "a photo of a dog": [0, 1, 0], text: [0.6, 0.6, 0.1]}, default=[0, 0, 1], unit=True
+    )
+    gold = {text: Caption(text, form="hybrid", asserts=("cat",), denies=("dog",))}
+    for rival in (QueryArithmetic, RuleProjection):
+        torch.testing.assert_close(rival(encoder, rule_form).encode_texts([text]), rival(encoder, gold).encode_texts([text]))
+    assert torch.equal(QueryArithmetic(encoder, rule_form).encode_texts(["a cat"])[0], torch.tensor([0.0, 0.0, 1.0]))
+
+
+def test_both_parses_of_a_drawn_folder(drawn: Path) -> None:
+    encoder = RandomDualEncoder(context_length=60)
+    gold, rules = (
+        evaluate_rivals(encoder, drawn, drawn, tasks=["choice", "retrieval"], parse=parse, samples=5) for parse in ("gold", "rules")
+    )
+    assert list(gold) == list(rules) == ["query arithmetic", "rule-based projection"]
+    for name in gold:  # the rule parser is right on drawn captions, and phrases atoms otherwise at most
+        assert rules[name]["choice"].pretrained.startswith("weight ")
+        assert rules[name]["retrieval"].metrics == gold[name]["retrieval"].metrics
+    with pytest.raises(ValueError, match="parse is 'gold' or 'rules'"):
+        evaluate_rivals(encoder, drawn, drawn, parse="none")  # type: ignore[arg-type]
