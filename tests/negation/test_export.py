@@ -34,7 +34,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTex
 
 
 def run(file: Path, *outputs: str, **inputs: Tensor) -> Any:
-    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     found = session.run(list(outputs) or None, {name: values.numpy() for name, values in inputs.items()})
     return found[0] if len(found) == 1 else found
 

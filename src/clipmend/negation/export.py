@@ -31,7 +31,7 @@ from clipmend.negation.pairs import minimal_pairs
 if TYPE_CHECKING:
     from clipmend.negation.patch import PeakPatch
 
-__all__ = ["INT8", "MATRIX", "PAIRS", "TEXT", "ExportReport", "export_onnx"]
+__all__ = ["INT8", "MATRIX", "PAIRS", "TEXT", "ExportReport", "export_onnx", "session"]
 
 TEXT, INT8, PAIRS, MATRIX = "text.onnx", "text.int8.onnx", "scores_pairs.onnx", "scores_matrix.onnx"
 TOLERANCE = 1e-4  # between an exported graph and PyTorch, of numbers of order one
@@ -279,14 +279,14 @@ def _save_scores(scn: Any, mended: Mended, strength: float, folder: Path, sample
 # ---- how near it is -----------------------------------------------------------------------------------------------------------
 
 
-def session(file: Path, threads: int = 0) -> Any:
-    """An ``onnxruntime`` session on the CPU; ``threads``: 0 for as many as there are cores."""
+def session(file: Path, threads: int | None = None) -> Any:
+    """An ``onnxruntime`` session on the CPU; ``threads``: how many, as many as torch's where ``None``."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if threads:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
