@@ -357,3 +357,27 @@ def test_evidence_beside_the_file(gelu: str, state: dict[str, Tensor], tmp_path:
 def test_openai_s_own_state_dict(gelu: str, state: dict[str, Tensor], tmp_path: Path) -> None:
     scalars = {name: torch.tensor(7) for name in ("input_resolution", "context_length", "vocab_size")}
     check(gelu, saved({**state, **scalars}, tmp_path / "w.pt"), "as in OpenAI's own files")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("huge", r"states 10,000,000,000 numbers \(\[100000, 100000\]\), but the file holds 1 of them"),
+        ("sparse", "is no plain array but torch.sparse_coo"),
+        ("meta", "without numbers"),
+        ("complex", "complex numbers"),
+        ("counter", "whole numbers"),
+    ],
+)
+def test_weights_that_are_no_plain_arrays(state: dict[str, Tensor], tmp_path: Path, kind: str, message: str) -> None:
+    odd = {
+        "huge": lambda: torch.zeros(1).half().expand(10**5, 10**5),  # 2 bytes on disk, 40 GB as it says
+        "sparse": lambda: state["text_projection"].to_sparse(),
+        "meta": lambda: state["text_projection"].to("meta"),
+        "complex": lambda: state["text_projection"].to(torch.complex64),
+        "counter": lambda: state["text_projection"].long(),
+    }
+    path = saved({**state, "text_projection": odd[kind]()}, tmp_path / "odd.pt")
+    with pytest.raises(ValueError, match=rf"odd\.pt: text_projection .*{message}"):
+        read_checkpoint(path)

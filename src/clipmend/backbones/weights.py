@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from clipmend.backbones.activation import OPENAI_ENTRIES, ActivationEvidence, ActivationWarning, find_activation
 from clipmend.backbones.layouts import Layout, convert_layout, find_layout
 
-__all__ = ["SEPARATOR", "Checkpoint", "load_weights", "read_checkpoint", "read_entries", "split_name"]
+__all__ = ["SEPARATOR", "Checkpoint", "check_tensor", "load_weights", "read_checkpoint", "read_entries", "split_name"]
 
 SEPARATOR = "::"  # between a model and its weights in a name: what the command line, a patch and an index can say
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "clip_model.", "clip.")  # data parallel, torch.compile, a class around the model
@@ -64,7 +64,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Raises:
         OSError: no such file.
-        ValueError: damaged, holds Python objects besides tensors, no weights of a CLIP, or weights that are not finite.
+        ValueError: damaged, holds Python objects besides tensors, no weights of a CLIP, or weights that are not finite or no
+            plain numbers.
     """
     path = Path(path)
     if path.is_dir():
@@ -84,15 +85,36 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise ValueError(f"{path} is not a CLIP in open_clip's or transformers' layout; its first names: {first}")
     exact = {}
     for name, tensor in weights.items():
-        if tensor.dtype == torch.int64:  # a counter of batch norm's
+        if tensor.dtype == torch.int64 and name.endswith("num_batches_tracked"):  # a counter of batch norm's
             exact[name] = tensor
             continue
-        if not tensor.is_floating_point():
-            raise ValueError(f"{path}: {name} holds whole numbers ({tensor.dtype}); quantised weights are not read")
+        check_tensor(path, name, tensor)
         exact[name] = tensor.float()
         if not exact[name].isfinite().all():
             raise ValueError(f"{path}: {name} is not finite")
     return Checkpoint(path, exact, layout, find_activation(path, entries))
+
+
+def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
+    """Refuse what is no plain array of floating-point numbers that the file itself holds.
+
+    A file of ``torch.save`` may state any shape over a few bytes: read as it says, a kilobyte would fill the memory.
+
+    Raises:
+        ValueError: naming file and weight.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "without numbers (meta)" if tensor.is_meta else str(tensor.layout)
+        raise ValueError(f"{path}: {name} is no plain array but {kind}; save it as a dense one")
+    if tensor.is_complex():
+        raise ValueError(f"{path}: {name} holds complex numbers ({tensor.dtype})")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{path}: {name} holds whole numbers ({tensor.dtype}); quantised weights are not read")
+    held = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if tensor.numel() > held:
+        raise ValueError(
+            f"{path}: {name} states {tensor.numel():,} numbers ({list(tensor.shape)}), but the file holds {held:,} of them"
+        )
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], *, quick_gelu: bool | None, name: str, remedy: str | None) -> None:
@@ -140,7 +162,7 @@ def read_entries(path: Path) -> Mapping[str, Any]:
     """
     if not path.is_file():
         raise OSError(f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}")
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 

@@ -134,7 +134,8 @@ class Attachment:
         assert patch.config.anchor is not None
         self.model, self.site, self.strength, self.tokenizer = model, site, strength, tokenizer
         self.peak, self.anchor = patch.config.peak, patch.config.anchor
-        own = deepcopy(patch.ecn).to("cpu", torch.float32).eval().requires_grad_(False)
+        with torch.inference_mode(False):  # a model that learns could not use what was made in inference mode
+            own = deepcopy(patch.ecn).to("cpu", torch.float32).eval().requires_grad_(False)
         self._networks: dict[torch.device, EmbeddingCorrectionNetwork] = {torch.device("cpu"): own}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,6 +150,8 @@ class Attachment:
         original = getattr(type(self.model), name)
         if self.strength == 0:
             return original(self.model, *args, **kwargs)
+        if self.site.root is not None:
+            _install_recorders(self.model, self.site, any(value for name, value in kwargs.items() if name.startswith("output_")))
         if self.site.kind == "head":
             return self._with_head(original, args, kwargs)
         if self.site.kind == "encode_text":
@@ -164,8 +167,6 @@ class Attachment:
             return self.corrected(embedding, record)
 
         assert self.site.head is not None
-        if any(value for name, value in kwargs.items() if name.startswith("output_")):
-            _install_recorders(resolve(self.model, self.site.root))
         result = original(self._twin(record, {self.site.head: lambda module: Watch(module, correct)}), *args, **kwargs)
         if not seen:
             raise RuntimeError(
@@ -277,7 +278,8 @@ class Attachment:
 
     def _on(self, device: torch.device) -> EmbeddingCorrectionNetwork:
         if device not in self._networks:  # two threads making one at once is harmless
-            self._networks[device] = deepcopy(self._networks[torch.device("cpu")]).to(device)
+            with torch.inference_mode(False):
+                self._networks[device] = deepcopy(self._networks[torch.device("cpu")]).to(device)
         return self._networks[device]
 
     def _negated(self, ids: Tensor, valid: Tensor) -> Tensor:
@@ -321,14 +323,25 @@ def _negates(text: str) -> bool:
     return has_negation(text) or has_negation(re.sub(r"\s*([-/'’])\s*", r"\1", text))
 
 
-def _install_recorders(text_model: Any) -> None:
+def _install_recorders(model: nn.Module, site: Site, wanted: bool) -> None:
     """Have transformers put its recorders (``output_hidden_states``, ``output_attentions``) on the text model itself.
 
     It does that once a model, on first use, and notes on the model that it did. On a twin it would do so at every call, on the
     blocks that the twin shares with the model.
+
+    Args:
+        model: the model that carries the patch.
+        site: where.
+        wanted: whether the call asks for them; a config may ask too.
     """
     try:
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
     except ImportError:  # a transformers that has none
         return
-    maybe_install_capturing_hooks(text_model)
+    assert site.root is not None
+    text_model = resolve(model, site.root)
+    within = site.blocks.removeprefix(site.root).lstrip(".").split(".")
+    configs = [getattr(resolve(text_model, ".".join(within[:k])), "config", None) for k in range(len(within))]
+    flags = ("output_hidden_states", "output_attentions")
+    if wanted or any(getattr(config, flag, False) for config in configs for flag in flags):
+        maybe_install_capturing_hooks(text_model)  # type: ignore[arg-type]

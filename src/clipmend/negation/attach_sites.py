@@ -72,7 +72,7 @@ class Site:
         valid: which tokens count.
         embedding: the token embedding, for ``"head"``.
         head: the last module of the text side, for ``"head"``.
-        root: transformers' text model, for ``"head"``.
+        root: transformers' text model; ``None`` where it is none of transformers'.
         batch_first: the blocks give ``[B, T, W]``, not ``[T, B, W]``.
     """
 
@@ -85,7 +85,7 @@ class Site:
     valid: ValidTokens
     embedding: str | None = None
     head: str | None = None
-    root: str = ""
+    root: str | None = None
     batch_first: bool = True
 
 
@@ -268,7 +268,8 @@ def _open_clip(model: Any, tokenizer: Any, preprocess: Any) -> Found:
     tower = encoder.tower
     text, prefix = (model.text, "text.") if getattr(model, "text", None) is not None else (model, "")
     own = encoder.tower.tokens.tokenizer  # type: ignore[attr-defined]
-    if type(text).__name__ == "HFTextEncoder":
+    root = f"{prefix}transformer" if type(text).__name__ == "HFTextEncoder" else None
+    if root is not None:
         blocks, norm, valid = _hugging_face(text, tower)
         batch_first = True
     else:
@@ -289,6 +290,7 @@ def _open_clip(model: Any, tokenizer: Any, preprocess: Any) -> Found:
         width=tower.width,
         pooling=tower.pooling,
         valid=valid,
+        root=root,
         batch_first=batch_first,
     )
     return Found(site, encoder, known, own)
@@ -316,9 +318,15 @@ def _norm_path(inner: nn.Module, blocks: str, tower: TextTower) -> str | None:
 
 def _inner(model: nn.Module) -> Any:
     """The transformers model in the first module of a ``SentenceTransformer``."""
+    path = _inner_path(model)
+    return None if path is None else resolve(model, path)
+
+
+def _inner_path(model: nn.Module) -> str | None:
+    """Where that model lies."""
     first = model._modules.get("0")
-    names = () if first is None else ("model", "auto_model")
-    return next((unwrapped(first._modules[name]) for name in names if first._modules.get(name) is not None), None)  # type: ignore
+    held = {} if first is None else unwrapped(first)._modules
+    return next((f"0.{name}" for name in ("model", "auto_model") if held.get(name) is not None), None)
 
 
 def _check_sentence_clip(model: nn.Module) -> None:
@@ -332,10 +340,11 @@ def _check_sentence_clip(model: nn.Module) -> None:
 def _sentence(model: Any) -> Found:
     from clipmend.backbones.sentence import wrap_sentence_transformer
 
-    encoder = wrap_sentence_transformer(model)
-    tower, inner = encoder.tower, _inner(model)
-    first = model._modules["0"]
-    prefix = next(f"0.{name}." for name in ("model", "auto_model") if first._modules.get(name) is not None)
+    place = _inner_path(model)
+    if place is not None:
+        model = twin_of(model, {place: unwrapped})  # a compiled part's weights go by other names
+    encoder = wrap_sentence_transformer(model)  # refuses a model without
+    tower, inner, prefix = encoder.tower, _inner(model), f"{place}."
     path = tower._tapped.path
     norm = _norm_path(inner, path, tower)
     site = Site(
@@ -346,5 +355,6 @@ def _sentence(model: Any) -> Found:
         width=tower.width,
         pooling=tower.pooling,
         valid=ValidTokens("given"),
+        root=prefix.rstrip("."),
     )
     return Found(site, encoder, encoder.fingerprint, model.tokenizer)

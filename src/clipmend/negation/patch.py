@@ -16,9 +16,10 @@ from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder, Fingerprint
 from clipmend.backbones.hub import hub_problem
+from clipmend.negation.assembly import check_fit, misfit, networks_of, part_of
 from clipmend.negation.card import model_card
 from clipmend.negation.config import PeakPatchConfig
-from clipmend.negation.files import WEIGHTS, locate_patch, read_patch, write_patch
+from clipmend.negation.files import locate_patch, read_patch, write_patch
 from clipmend.negation.mended import Mended
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
 
@@ -72,10 +73,13 @@ class PeakPatch:
     ) -> None:
         if not config.is_resolved:
             raise ValueError("the config leaves layers or sizes open: fill them in with config.resolved(encoder)")
-        new_ecn, new_scn = _networks(config)
+        new_ecn, new_scn = networks_of(config)
         self.config = config
         self.scn = new_scn if ecn is None and scn is None else scn
         self.ecn = new_ecn if ecn is None else ecn
+        for name, given, new in (("ECN", ecn, new_ecn), ("SCN", scn, new_scn)):
+            if given is not None and new is not None and (wrong := misfit(given.state_dict(), new)):
+                raise ValueError(f"the {name} is not the one that the config describes: {wrong}")
         if (self.scn is not None) != config.use_scn:
             raise ValueError(f"use_scn is {config.use_scn} in the config, but there is {'an' if self.scn else 'no'} SCN")
         self.backbone, self.fingerprint = backbone, fingerprint
@@ -313,12 +317,15 @@ class PeakPatch:
         folder = locate_patch(name, revision=revision, token=token)
         described, tensors = read_patch(folder)
         source = str(folder / "config.json")
-        config = PeakPatchConfig.from_dict(described["config"], source)
+        # Patches from before the direct paths do not name them; their weights are those of the network without.
+        config = PeakPatchConfig.from_dict({"use_direct": False, **described["config"]}, source)
         try:
             fingerprint = Fingerprint(**described["backbone"]["fingerprint"])
             backbone = str(described["backbone"]["name"])
         except (KeyError, TypeError) as error:
             raise ValueError(f'{source}: the entry "backbone" needs a name and a fingerprint (text, image, tokenizer)') from error
+        if config.is_resolved:
+            check_fit(config, tensors, folder)
         try:
             patch = cls(
                 config,
@@ -330,21 +337,14 @@ class PeakPatch:
             )
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from error
-        patch._load(tensors, folder)
+        patch._load(tensors)
         return patch
 
-    def _load(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    def _load(self, tensors: Mapping[str, Tensor]) -> None:
         for prefix, network in (("ecn.", self.ecn), ("scn.", self.scn)):
-            own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            if network is None:
-                if own:
-                    raise ValueError(f"{folder / WEIGHTS} holds an SCN, but use_scn is False in its config.json")
-                continue
-            try:
-                network.load_state_dict(own)
-            except RuntimeError as error:
-                raise ValueError(f"{folder / WEIGHTS} does not fit its config.json: {' '.join(str(error).split())}") from error
-            network.eval()
+            if network is not None:
+                network.load_state_dict(part_of(tensors, prefix))
+                network.eval()
 
     def push_to_hub(
         self,
@@ -383,24 +383,3 @@ class PeakPatch:
             api.create_repo(repo_id, private=private, exist_ok=True)
             commit = api.upload_folder(repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message)
         return str(commit)
-
-
-def _networks(config: PeakPatchConfig) -> tuple[EmbeddingCorrectionNetwork, ScoreCorrectionNetwork | None]:
-    assert config.text_width is not None
-    assert config.embed_dim is not None
-    assert config.scn_layers is not None
-    ecn = EmbeddingCorrectionNetwork(
-        config.text_width,
-        config.embed_dim,
-        hidden=config.hidden,
-        heads=config.heads,
-        dropout=config.dropout,
-        use_anchor=config.use_anchor,
-        use_pool=config.use_pool,
-        use_direct=config.use_direct,
-        eos_only=config.eos_only,
-    )
-    if not config.use_scn:
-        return ecn, None
-    scn = ScoreCorrectionNetwork(config.embed_dim, len(config.scn_layers), config.context, config.bound, config.dropout)
-    return ecn, scn

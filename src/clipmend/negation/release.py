@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clipmend.backbones.base import DualEncoder, Fingerprint
 from clipmend.backbones.fingerprint import digest_file
-from clipmend.backbones.weights import read_entries
+from clipmend.backbones.weights import check_tensor, read_entries
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.patch import PeakPatch
 from clipmend.negation.release_roles import assign_roles
@@ -43,6 +43,8 @@ _TRAINING: dict[str, Any] = {
     "preservation_weight": 0.0,
     "text_only_weight": 0.0,
 }
+# Weights that are single rows; all others named "weight" are matrices.
+_NORMS = ("attention_norm.weight", "mlp.1.weight", "mlp.5.weight", "text_mlp.1.weight", "cross_mlp.1.weight")
 
 
 @dataclass
@@ -83,6 +85,7 @@ def import_release(
 
     Raises:
         OSError: no such file.
+        TypeError: ``config`` is no :class:`PeakPatchConfig`.
         ValueError: a damaged file, weights that are missing, unknown, ambiguous or of the wrong shape, a variant of the networks
             that this library does not have, or layers that neither the file nor ``config`` names.
 
@@ -91,6 +94,8 @@ def import_release(
         >>> patch = import_release("peakpatch_ecn.pt", "peakpatch_scn.pt", encoder=encoder)
         >>> mended = patch.apply(encoder)
     """
+    if config is not None and not isinstance(config, PeakPatchConfig):
+        raise TypeError(f"config must be a PeakPatchConfig, not {type(config).__name__}")
     parts = _read_parts(Path(ecn), None if scn is None else Path(scn))
     misnamed = [ours for ours in key_map or {} if ours.partition(".")[0] not in parts or "." not in ours]
     if misnamed:
@@ -100,6 +105,7 @@ def import_release(
         own = {ours.removeprefix(f"{side}."): theirs for ours, theirs in (key_map or {}).items() if ours.startswith(f"{side}.")}
         roles = assign_roles(side, part.weights, own, part.path)
         renamed[side] = {ours: part.weights[theirs] for ours, theirs in roles.items()}
+        _check_dimensions(renamed[side], side, part.path)
     resolved = _resolve(config, parts, renamed, encoder)
     metrics = {"imported": {side: {"file": part.path.name, "sha256": digest_file(part.path)} for side, part in parts.items()}}
     patch = PeakPatch(
@@ -133,20 +139,33 @@ def _part(path: Path, entries: Mapping[str, Any], holder: str | None = None) -> 
         if isinstance(entries.get(name), Mapping):
             held = entries[str(name)]
             break
-    weights = {str(name): value.float() for name, value in held.items() if isinstance(value, Tensor)}
+    weights = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
     if not weights:
         raise ValueError(f"{path} holds no weights; its entries: {', '.join(map(str, held)) or 'none'}")
     for name, tensor in weights.items():
-        if not tensor.isfinite().all():
+        check_tensor(path, name, tensor)
+        weights[name] = tensor.float()
+        if not weights[name].isfinite().all():
             raise ValueError(f"{path}: {name} is not finite")
     if all(name.startswith("module.") for name in weights):
         weights = {name.removeprefix("module."): tensor for name, tensor in weights.items()}
     settings = entries.get("config")
     settings = settings if isinstance(settings, Mapping) else {}
     for name, value in _FIXED.items():
-        if name in settings and settings[name] != value:
+        if name in settings and (isinstance(settings[name], Tensor) or settings[name] != value):
             raise ValueError(f"{path} is a variant that this library does not have: {name} = {settings[name]!r}")
     return _Part(path, weights, settings)
+
+
+def _check_dimensions(weights: Mapping[str, Tensor], side: str, path: Path) -> None:
+    """Refuse weights of which no size can be read; whether the sizes agree is seen later."""
+    for ours, tensor in weights.items():
+        free = ours in ("attention.query", "log_alpha")  # saved with dimensions of one around
+        wanted = 1 if ours.endswith("bias") or ours in _NORMS else 2
+        if not tensor.numel() or not (free or tensor.ndim == wanted):
+            raise ValueError(
+                f"{path}: what does the part of {side}.{ours} is {list(tensor.shape)}, not an array of {wanted} dimensions"
+            )
 
 
 def _resolve(
@@ -169,7 +188,7 @@ def _resolve(
             raise ValueError(f"{parts['scn'].path} is for embeddings of {dim} numbers and {path} of {known['embed_dim']}")
     else:
         known |= {"scn_layers": (encoder.num_text_layers,)} if encoder is not None else {}
-    if "scn_layers" in known:
+    if isinstance(known.get("scn_layers"), list):
         known["scn_layers"] = tuple(known["scn_layers"])
     default = PeakPatchConfig()
     if config is not None:
@@ -178,7 +197,11 @@ def _resolve(
             open_here = "scn" not in renamed and field.name == "scn_layers"
             if field.name in known and given not in (getattr(default, field.name), stated) and not open_here:
                 raise ValueError(f"config says {field.name} = {given!r}, but the file {path.name} or its weights say {stated!r}")
-    merged = replace(config or default, **{**_TRAINING, **known})
+    try:
+        merged = replace(config or default, **{**_TRAINING, **known})
+    except ValueError as error:
+        files = " and ".join(str(part.path) for part in parts.values())
+        raise ValueError(f"the settings in {files} are not those of such networks: {error}") from error
     for name, entry in (("peak", "target_layer"), ("anchor", "anchor_layer"), ("scn_layers", "layers")):
         if getattr(merged, name) is None and (name != "anchor" or merged.use_anchor):
             raise ValueError(
