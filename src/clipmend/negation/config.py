@@ -78,9 +78,9 @@ class PeakPatchConfig:
         scn_weight: weight of the loss on questions.
         correction_penalty: weight, within it, of the mean squared correction of the SCN.
         guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it.
-        guidance_until: share of the steps over which that term fades to its floor; ``None``: it does not fade.
-        guidance_floor: share of its weight that is left after that. The contrast does not care which of the images that a caption
-            is true of comes first; what guidance is left keeps an order among them.
+        guidance_until: share of the steps over which that term fades to its floor; ``None``: it does not fade. The contrast does
+            not care which of the images that a caption is true of comes first; guidance keeps an order among them.
+        guidance_floor: share of its weight that is left after it has faded.
         guidance_strength: how far that arithmetic moves a hybrid caption from what it denies.
         free_penalty: weight of the squared length of what the MLP adds by itself, so that the direct paths carry what they can:
             what they carry holds for things never denied in training too.
@@ -89,7 +89,7 @@ class PeakPatchConfig:
         text_only_weight: weight of the text-only pairs (no image); 0 turns them off where there are images.
         text_only_batch: noun sets a step, in whole worlds of 32.
         text_only_sets: noun sets made for text-only training.
-        text_only_strength: ``guidance_strength`` of the noun sets: more, since no image pushes a noun further later on.
+        text_only_strength: ``guidance_strength`` of the noun sets: more, since what is learned of a noun lands short of its place.
         borrowed_denials: captions of the images repeated with a noun denied that the data never speak of, as a share of the
             affirmative ones; only in a fit that mixes images and noun sets.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
@@ -120,7 +120,7 @@ class PeakPatchConfig:
     pretrain_steps: int = 0
     batch_size: int = 128
     question_batch: int = 64
-    ecn_learning_rate: float = 1.5e-3
+    ecn_learning_rate: float = 2e-3
     scn_learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
@@ -130,17 +130,17 @@ class PeakPatchConfig:
     scn_weight: float = 1.0
     correction_penalty: float = 0.1
     guidance_weight: float = 6.0
-    guidance_until: float | None = 0.7
+    guidance_until: float | None = None
     guidance_floor: float = 0.25
     guidance_strength: float = 0.6
     free_penalty: float = 0.3
-    contrast_weight: float = 1.0
+    contrast_weight: float = 0.5
     preservation_weight: float = 8.0
     text_only_weight: float = 2.0
-    text_only_batch: int = 96
+    text_only_batch: int = 160
     text_only_sets: int = 4800
-    text_only_strength: float = 1.2
-    borrowed_denials: float = 0.35
+    text_only_strength: float = 0.8
+    borrowed_denials: float = 0.7
     text_only_scale: float = 12.0
     validation_fraction: float = 0.1
     eval_every: int | None = None
