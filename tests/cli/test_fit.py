@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,23 @@ def test_sets_belong_to_a_fit_with_noun_sets(world: Path, config: Path, tmp_path
     assert "--images-only leaves out" in refused
     run("--data", world, "--config", config, "--sets", 64, "-o", tmp_path / "patch")
     assert PeakPatch.from_pretrained(tmp_path / "patch").config.text_only_sets == 64
+
+
+def test_folders_for_tests_and_for_the_other_objective_are_refused(world: Path, config: Path, tmp_path: Path) -> None:
+    """What :mod:`clipmend.data.purpose` refuses, before the encoder is loaded; a note is on standard error."""
+    reserved = tmp_path / "reserved"
+    shutil.copytree(world, reserved)
+    table = reserved / "captions.csv"
+    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    image = lines[1].partition(",")[0]
+    table.write_text("".join([*lines, f'{image},a scene sans cat,negative,sans,[],"[""cat""]",true\n']), encoding="utf-8")
+    given = ["--data", reserved, "--images-only", "--config", config, "-o", tmp_path / "patch"]
+    assert "1 captions with reserved wordings (sans)" in failure(*given)
+    assert not (tmp_path / "patch").exists()
+    result = runner.invoke(app, ["fit", "random", *map(str, given), "--allow-reserved"])
+    assert result.exit_code == 0, result.output
+    assert "tests with reserved wordings say nothing" in result.stderr.replace("\n", " ")
+    (reserved / "data.json").write_text(json.dumps({"reading": "released"}), encoding="utf-8")
+    other = [*given[:-1], tmp_path / "other", "--allow-reserved"]
+    assert "--objective released" in failure(*other)
+    assert "--allow-reserved is about" in failure("--text-only", "--allow-reserved", "-o", tmp_path / "third")

@@ -68,6 +68,9 @@ def fit(
         metavar="DIR",
         help="Features and checkpoints; the same command resumes from there (default: PATCH.work).",
     ),
+    allow_reserved: bool = typer.Option(
+        False, "--allow-reserved", help="Train on captions with reserved wordings all the same; tests with them then mean nothing."
+    ),
     half: bool = typer.Option(False, "--half", help="Store the patch as float16: half the size."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
 ) -> None:
@@ -93,6 +96,8 @@ def fit(
         )
     if images_only and data is None:
         raise ValueError("--images-only needs --data")
+    if allow_reserved and data is None:
+        raise ValueError("--allow-reserved is about the captions of --data")
     if sets is not None and images_only:
         raise ValueError("--sets is for noun sets, which --images-only leaves out")
     if index is not None and data is not None:
@@ -121,6 +126,11 @@ def fit(
             "--nouns has no use in a fit from images alone, which --images-only, a text_only_weight of 0 and the objective "
             "'released' ask for; leave it out"
         )
+    if data is not None:
+        from clipmend.data.purpose import check_for_fit
+
+        for note in check_for_fit(data, chosen.objective, allow_reserved=allow_reserved):
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"note: {note}", style="yellow", markup=False)
     if steps is not None:
         chosen = replace(chosen, epochs=None)  # which would come before the steps
     words = None
