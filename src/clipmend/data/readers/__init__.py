@@ -8,9 +8,9 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from clipmend.data.readers.base import READERS, Log, Reader, Record, Source, read, register
+from clipmend.data.readers.base import READERS, Log, Reader, Record, Source, read, recognise, register
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["READERS", "Log", "Reader", "Record", "Source", "read", "register"]
+__all__ = ["READERS", "Log", "Reader", "Record", "Source", "read", "recognise", "register"]

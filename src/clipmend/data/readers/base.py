@@ -15,7 +15,7 @@ from PIL import Image
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, find_image, open_image
 from clipmend.data.tables import EmptyCaption
 
-__all__ = ["READERS", "Log", "OnError", "Reader", "Record", "Source", "files_of", "missing_extra", "read", "register"]
+__all__ = ["READERS", "Log", "OnError", "Reader", "Record", "Source", "files_of", "missing_extra", "read", "recognise", "register"]
 
 OnError = Literal["raise", "skip"]
 
@@ -160,8 +160,12 @@ class Source(Iterable[Record]):
         self._records = records
 
     def __iter__(self) -> Iterator[Record]:
-        self.log = Log(self.on_error)
-        return self._records(self.log)
+        return self.loop(Log(self.on_error))
+
+    def loop(self, log: Log) -> Iterator[Record]:
+        """Read from the start, with a log of the caller's own."""
+        self.log = log
+        return self._records(log)
 
     def __repr__(self) -> str:
         return f"Source({self.name!r})"
@@ -220,10 +224,8 @@ def read(source: Any, reader: str | None = None, **options: Any) -> Source:
         ValueError: no such reader, an option it does not take, or a path that no reader recognises.
         FileNotFoundError: no such file or folder.
     """
-    if reader is None and isinstance(source, str) and source.partition(":")[0] in READERS and ":" in source:
-        reader, _, source = source.partition(":")
     if reader is None:
-        reader = _recognise(source)
+        reader, source = recognise(source)
     if reader not in READERS:
         raise ValueError(f"there is no reader {reader!r}; choose one of {', '.join(sorted(READERS))}")
     chosen = READERS[reader]
@@ -231,6 +233,18 @@ def read(source: Any, reader: str | None = None, **options: Any) -> Source:
     if unknown:
         raise ValueError(f"the reader {reader} takes no {', '.join(unknown)}; it takes {', '.join(chosen.options())}")
     return chosen.read(source, **options)
+
+
+def recognise(source: Any) -> tuple[str, Any]:
+    """Name of the reader that :func:`read` takes for ``source``, and ``source`` without such a name before it.
+
+    Raises:
+        ValueError, FileNotFoundError: as :func:`read`.
+    """
+    if isinstance(source, str) and source.partition(":")[0] in READERS and ":" in source:
+        name, _, rest = source.partition(":")
+        return name, rest
+    return _recognise(source), source
 
 
 def _recognise(source: Any) -> str:
