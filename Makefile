@@ -70,7 +70,7 @@ docs: $(VENV)/.stamp-docs ## build the documentation into site/
 .PHONY: bench
 bench: $(VENV)/.stamp-test ## run the speed benchmarks, results into benchmarks/results/
 	@mkdir -p benchmarks/results
-	@for script in $(filter-out benchmarks/acceptance.py,$(wildcard benchmarks/*.py)); do \
+	@for script in $(filter-out benchmarks/acceptance.py benchmarks/ablations%.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) "$$script" --json "benchmarks/results/$$(basename "$$script" .py).json"; \
 	done
 
@@ -123,5 +123,5 @@ $(VENV_OPEN_CLIP)/.stamp-test: pyproject.toml tools/install_torch.py tools/make_
 	@$(PYTHON) tools/make_environment.py $(VENV_OPEN_CLIP) --system-torch no
 	@$(PY_OPEN_CLIP) tools/install_torch.py torch==$(OPEN_CLIP_TORCH) torchvision==$(OPEN_CLIP_TORCHVISION) --index "$(TORCH_INDEX)"
 	@echo "installing what the open_clip tests need into $(VENV_OPEN_CLIP)"
-	@$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip]"
+	@$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip]" "clip-benchmark>=1.6"
 	@touch $@
