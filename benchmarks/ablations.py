@@ -31,7 +31,8 @@ from acceptance import drawn, plain_texts
 from rich.console import Console
 
 import clipmend
-from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.base import DualEncoder, TextStates
+from clipmend.backbones.wrapper import TextSideWrapper
 from clipmend.data.records import NegationData
 from clipmend.data.scenes import negation_data_from_folder
 from clipmend.evaluation import Evaluation, EvaluationData, evaluate, evaluate_rivals, read_folder, read_pairs
@@ -71,7 +72,7 @@ class Variant:
 
 
 def variants(diagnosis: clipmend.Diagnosis) -> dict[str, Variant]:
-    """Every variant by name. The peak that the diagnosis suggests is not fitted a second time."""
+    """Every variant by name, those that read the same layers one after another. The suggested peak is not fitted a second time."""
     last = len(diagnosis.layers)
     own = {"peak": diagnosis.peak, "anchor": diagnosis.anchor, "scn_layers": diagnosis.scn_layers, "text_only_weight": 0.0}
     paper = {**own, "use_direct": False}
@@ -82,16 +83,43 @@ def variants(diagnosis: clipmend.Diagnosis) -> dict[str, Variant]:
         "direct": Variant("with direct paths, `truthful`", "main", own),
         "ecn-only": Variant("ECN only", "parts", {**paper, "use_scn": False}),
         "scn-only": Variant("SCN only", "parts", {**paper, **SCN_ONLY}, scn_only=True),
-        "no-anchor": Variant("no anchor", "parts", {**paper, "use_anchor": False}),
-        "no-pool": Variant("no pool", "parts", {**paper, "use_pool": False}),
-        "pooled-only": Variant("pooled state only", "parts", {**paper, "eos_only": True}),
         "no-guidance": Variant("no guidance by the true parse", "parts", {**paper, "guidance_weight": 0.0}),
+        "no-pool": Variant("no pool", "parts", {**paper, "use_pool": False}),
+        "no-anchor": Variant("no anchor", "parts", {**paper, "use_anchor": False}),
+        "pooled-only": Variant("pooled state only", "parts", {**paper, "eos_only": True}),
     }
     for peak in range(1, last + 1):
         if peak != diagnosis.peak:
             layers = {"peak": peak, "anchor": max(1, peak - 2), "scn_layers": tuple(sorted({peak, last}))}
             found[f"peak-{peak}"] = Variant(f"peak {peak}", "peaks", {**paper, **layers})
     return found
+
+
+class Remembering(TextSideWrapper):
+    """The backbone as it is, but the states of texts that were asked for before, at the same layers, are not computed again.
+
+    Variants that read the same layers are measured on the same texts. Only the states at the layers asked for last are held.
+    """
+
+    def __init__(self, encoder: DualEncoder) -> None:
+        super().__init__(encoder)
+        self.name = encoder.name
+        self._layers: tuple[Any, Any] = ((), ())
+        self._states: dict[tuple[str, ...], TextStates] = {}
+
+    def encode_texts(self, texts: Sequence[str], **options: Any) -> torch.Tensor:
+        return self.encoder.encode_texts(texts, **options)
+
+    def text_states(
+        self, texts: Sequence[str], layers: Sequence[int], *, token_layers: Sequence[int] | None = None, **options: Any
+    ) -> TextStates:
+        asked = tuple(layers), None if token_layers is None else tuple(token_layers)
+        if asked != self._layers:
+            self._layers, self._states = asked, {}
+        key = tuple(texts)
+        if key not in self._states:
+            self._states[key] = super().text_states(texts, layers, token_layers=token_layers, **options)
+        return self._states[key]
 
 
 class Study:
@@ -108,6 +136,7 @@ class Study:
             raise ValueError(f"{known}: made with other scenes or steps than {settings}; choose another folder with --work")
         write_json(known, settings)
         self.encoder: DualEncoder = clipmend.load("scenes")
+        self.measured = Remembering(self.encoder)
         kept = work / "diagnosis.json"
         if not kept.exists():
             clipmend.diagnose(self.encoder, probes=False, bootstrap=200).to_json(kept)
@@ -150,7 +179,7 @@ class Study:
         """Fit one variant with one seed and measure it."""
         training, images, tests, vectors, plain = self.data()
         variant = self.variants[name]
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.process_time()
         config = replace(clipmend.PeakPatchConfig(seed=seed, steps=self.settings["steps"]), **variant.changes)
         layers = "-".join(map(str, (config.anchor, config.peak, *(config.scn_layers or ()))))
         folder = self.work / "fits" / layers  # variants that read the same layers share their features
@@ -164,7 +193,7 @@ class Study:
         if variant.scn_only and not patch.ecn.log_alpha.exp().item() < 10 * NO_ECN:
             raise RuntimeError("the ECN was to have no effect, but was trained")
         fitted = time.monotonic() - began
-        mended = patch.apply(self.encoder)
+        mended = patch.apply(self.measured)
         kept = _kept(evaluate(mended, tests, tasks=TASKS, image_embeddings=vectors, samples=100))
         # Without an SCN the choice is the ECN's already.
         ecn = kept
@@ -180,14 +209,19 @@ class Study:
             "seed": seed,
             "config": patch.config.to_dict(),
             "best_step": patch.metrics["best_step"],
-            "seconds": {"fit": round(fitted, 1), "all": round(time.monotonic() - began, 1)},
+            "seconds": {
+                "fit": round(fitted, 1),
+                "all": round(time.monotonic() - began, 1),
+                "cpu": round(time.process_time() - worked, 1),
+            },
             **kept,
         }
         write_json(self.result(f"{name}-seed{seed}"), made)
         values = made["metrics"]
+        scn = f", {values['choice/acc/standard']:.3f} with the SCN" if patch.scn is not None else ""
         self.console.print(
-            f"{name}, seed {seed}: {made['seconds']['all']:.0f} s; choice {values['ecn/choice/acc/standard']:.3f} by the ECN, "
-            f"{values.get('choice/acc/standard', math.nan):.3f} with the SCN; exclusion {values['exclusion/auroc/standard']:.3f}"
+            f"{name}, seed {seed}: {made['seconds']['all']:.0f} s; choice {values['ecn/choice/acc/standard']:.3f} by the ECN{scn}; "
+            f"exclusion {values['exclusion/auroc/standard']:.3f}"
         )
 
     def run(self, wanted: Iterable[str], seeds: Sequence[int], out: Path | None) -> None:

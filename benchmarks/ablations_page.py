@@ -262,8 +262,9 @@ def agreement(m: Measured, layers: dict[int, str], lcd: dict[int, float]) -> str
         seeds = sorted(set.intersection(*(set(m.fits[layers[layer]]) for layer in tried)))
         firsts = [max(tried, key=lambda layer: m.fits[layers[layer]][seed][key]) for seed in seeds]
         agreed = sum(first == loudest for first in firsts)
-        ranks = [_ranks([of[layer] for layer in tried]) for of in (means, lcd)]
-        alike = f"{np.corrcoef(*ranks)[0, 1]:+.2f}" if min(r.std() for r in ranks) > 0 else "undefined (all the same)"
+        by_score, by_lcd = (_ranks([of[layer] for layer in tried]) for of in (means, lcd))
+        differ = by_score.std() > 0 and by_lcd.std() > 0
+        alike = f"{np.corrcoef(by_score, by_lcd)[0, 1]:+.2f}" if differ else "undefined (all the same)"
         same = "the" if best == loudest else "not the"
         lines.append(
             f"- {heading}: best at layer {best}, {same} layer where relative LCD is largest ({loudest}). That one is best in "
@@ -336,7 +337,7 @@ def write_pictures(patch: str, folder: Path, index: Path, target: Path, k: int =
 def _sheet(answers: Sequence[Asked], target: Path, side: int = 64, frame: int = 3, columns: int = 2) -> None:
     """Two queries beside each other, each with its answers before above those after."""
     k = max(len(a.before) for a in answers)
-    step, label, title = side + 2 * frame + 4, 44, 22
+    step, label, title = side + 2 * frame + 4, 52, 22
     width, height = label + k * step + 12, title + 2 * step + 8
     sheet = Image.new("RGB", (columns * width, -(-len(answers) // columns) * height), "white")
     draw = ImageDraw.Draw(sheet)
