@@ -42,8 +42,8 @@ def with_borrowed_denials(
     free = [noun for noun in chosen_nouns(nouns, exclude) if noun.singular.rsplit(" ", 1)[-1] not in spoken]
     plain = [row for row, caption in enumerate(data.captions) if caption.image >= 0 and not caption.denies]
     count = round(share * len(plain))
-    if not free or not count:
-        return data
+    if not free or not count or len(plain) == sum(caption.image >= 0 for caption in data.captions):
+        return data  # data without any negation are refused elsewhere, and not mended here
     rng = np.random.default_rng((seed, 13))
     rows = np.sort(rng.choice(plain, count, replace=count > len(plain)))
     deck = np.concatenate([rng.permutation(len(free)) for _ in range(-(-count // len(free)))])

@@ -76,6 +76,7 @@ class PeakPatchConfig:
         logit_scale: multiplier of the cosines in the contrastive loss, fixed; ``None``: the encoder's own (100 for CLIP).
         scn_temperature: divisor of the corrected scores in the loss on questions.
         scn_weight: weight of the loss on questions.
+        image_noise: expected length of the noise added to the unit image embeddings of questions.
         correction_penalty: weight, within it, of the mean squared correction of the SCN.
         guidance_weight: weight of the term that shows each negated caption where arithmetic with its true parse would put it.
         guidance_until: share of the steps over which that term fades to its floor; ``None``: it does not fade. The contrast does
@@ -115,7 +116,7 @@ class PeakPatchConfig:
     bound: float = 0.2
     gate: bool = False
     objective: str = "truthful"
-    steps: int = 600
+    steps: int = 500
     epochs: int | None = None
     pretrain_steps: int = 0
     batch_size: int = 128
@@ -128,6 +129,7 @@ class PeakPatchConfig:
     logit_scale: float | None = None
     scn_temperature: float = 0.07
     scn_weight: float = 1.0
+    image_noise: float = 0.5
     correction_penalty: float = 0.1
     guidance_weight: float = 6.0
     guidance_until: float | None = None
@@ -188,6 +190,7 @@ class PeakPatchConfig:
             "warmup_steps",
             "weight_decay",
             "scn_weight",
+            "image_noise",
             "correction_penalty",
             "guidance_weight",
             "guidance_floor",

@@ -268,7 +268,11 @@ class _Run:
         images, options, answers = source.question_batch(rng, size)
         corrected, features = self.correct(source, options.reshape(-1))
         contexts = torch.cat([features["scn"][:, :-1], corrected[:, None]], 1)  # [Q*O, L, D]
-        repeated = images.to(self.device).repeat_interleave(options.shape[1], 0)
+        images = images.to(self.device)
+        if self.config.image_noise > 0:  # a few thousand images would be learned by heart
+            scale = self.config.image_noise / math.sqrt(images.shape[1])
+            images = F.normalize(images + scale * torch.randn_like(images), dim=-1)
+        repeated = images.repeat_interleave(options.shape[1], 0)
         corrections = self.scn.correction(repeated, contexts)
         scores = (repeated * corrected).sum(-1) + corrections
         return question_loss(
@@ -310,10 +314,9 @@ class _Run:
                     terms.get("preserve", torch.zeros((), device=self.device)) + config.preservation_weight * preserved
                 )
         if self.scn is not None:
-            asked = [s for s in self.sources.values() if s.questions]
-            for source in asked:
-                part = config.scn_weight * self._questions(source, rng, max(1, config.question_batch // len(asked)))
-                terms["scn"] = terms.get("scn", torch.zeros((), device=self.device)) + part / len(asked)
+            source = next((s for s in (main, self.sources.get("text")) if s is not None and s.questions), None)  # see _asked
+            if source is not None:
+                terms["scn"] = config.scn_weight * self._questions(source, rng, config.question_batch)
         return terms
 
     def pretrain_loss(self, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -377,18 +380,24 @@ class _Run:
 
         Questions about images count where there are any. The released objective keeps the published bound.
         """
-        asked = [v for v in (self.validations.get("images"), self.validations.get("text")) if v is not None and v.questions]
-        if self.scn is None or not asked or self.config.objective == "released":
+        asked = self._asked()
+        if self.scn is None or asked is None or self.config.objective == "released":
             return
-        correct = partial(self.correct, asked[0].source)
+        correct = partial(self.correct, asked.source)
         tried = {}
         with torch.inference_mode():
             for halvings in range(5):
                 self.scn.bound = self.config.bound / 2**halvings
-                tried[self.scn.bound] = asked[0].choice(correct, self.scn)["choice"]
+                tried[self.scn.bound] = asked.choice(correct, self.scn)["choice"]
         best = max(tried, key=lambda bound: (tried[bound], bound))
         self.scn.bound = best
         self.config = replace(self.config, bound=best)
+
+    def _asked(self) -> Validation | None:
+        """Whose questions the SCN answers: where there are images, the score is corrected for them alone, since what stands in for
+        an image of the noun sets has other, easier cosines."""
+        both = (self.validations.get("images"), self.validations.get("text"))
+        return next((validation for validation in both if validation is not None and validation.questions), None)
 
     def validate(self) -> dict[str, float]:
         """Metrics on held-out images and held-out noun worlds; ``score`` is what the best state is chosen by."""
@@ -396,7 +405,8 @@ class _Run:
         metrics: dict[str, float] = {}
         with torch.inference_mode():
             for name, validation in self.validations.items():
-                for key, value in validation.measure(partial(self.correct, validation.source), self.scn).items():
+                scn = self.scn if validation is self._asked() else None
+                for key, value in validation.measure(partial(self.correct, validation.source), scn).items():
                     metrics[f"{name}/{key}"] = value
         scores = [value for key, value in metrics.items() if key.endswith("/score")]
         metrics["score"] = float(np.mean(scores))
