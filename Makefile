@@ -102,7 +102,7 @@ $(VENV)/.stamp-demo: pyproject.toml $(VENV)/.stamp-torch
 
 $(VENV)/.stamp-test: pyproject.toml $(VENV)/.stamp-torch
 	@echo "installing what the tests need (a minute or two) into $(VENV)"
-	@$(PY) $(PIP_INSTALL) -e ".[demo,test]"
+	@$(PY) $(PIP_INSTALL) -e ".[demo,test,cluster]"
 	@touch $@ $(VENV)/.stamp-demo
 
 $(VENV)/.stamp-lint: pyproject.toml $(VENV)/.stamp-torch

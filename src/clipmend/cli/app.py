@@ -8,7 +8,21 @@ from importlib.util import find_spec
 
 import typer
 
-COMMANDS = ("demo", "diagnose", "fit", "encode", "evaluate", "index", "search", "scenes", "data", "reproduce", "filter", "export")
+COMMANDS = (
+    "demo",
+    "diagnose",
+    "fit",
+    "encode",
+    "features",
+    "evaluate",
+    "index",
+    "search",
+    "scenes",
+    "data",
+    "reproduce",
+    "filter",
+    "export",
+)
 
 
 app = typer.Typer(

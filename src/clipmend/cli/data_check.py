@@ -9,7 +9,7 @@ import typer
 
 from clipmend.cli.encoders import MODEL_HELP
 
-__all__ = ["register"]
+__all__ = ["reader_options", "register"]
 
 EPILOG = """Example:
 
@@ -56,7 +56,7 @@ def check(
     from clipmend.data.readers import read
 
     named = {"image_root": image_root, "split": split, "image_column": image_column, "caption_column": caption_column}
-    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None} | _options(option)
+    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None} | reader_options(option)
     data = read(source, on_error="skip", **options)
     encoder = None
     if model is not None:
@@ -75,7 +75,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _options(pairs: list[str]) -> dict[str, Any]:
+def reader_options(pairs: list[str]) -> dict[str, Any]:
     """``NAME=VALUE`` of ``--option``: true, false and whole numbers are taken as such."""
     options: dict[str, Any] = {}
     for pair in pairs:

@@ -88,14 +88,14 @@ def negate(
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from clipmend.cli.data_check import _options
+    from clipmend.cli.data_check import reader_options
     from clipmend.data.annotated import Denials
     from clipmend.data.naming import read_nouns
     from clipmend.data.negate import negate as write
     from clipmend.data.readers import read
 
     named: dict[str, Any] = {"image_root": image_root, "split": split}
-    options = {name: value for name, value in named.items() if value is not None} | _options(option)
+    options = {name: value for name, value in named.items() if value is not None} | reader_options(option)
     data = read(source, on_error="skip" if skip_broken else "raise", **options)
     denials = Denials(
         reading=reading.value,

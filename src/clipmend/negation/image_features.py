@@ -114,9 +114,7 @@ def extract_image_features(
         row, reason = skipped[0]
         first = f"image {row} ({_name(images[row])}): {reason}"
         if on_error == "raise":
-            raise ValueError(
-                f"{len(skipped)} of {len(images)} images were skipped when {directory} was made: {first}; leave it out"
-            )
+            raise ValueError(f"{directory} holds {len(images)} images less {len(skipped)} that were skipped: {first}; leave it out")
         warnings.warn(SkippedImagesWarning(f"{len(skipped)} of {len(images)} images skipped; the first: {first}"), stacklevel=2)
     if not made:
         return np.zeros((0, encoder.embed_dim), np.float32)
