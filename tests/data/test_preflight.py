@@ -186,3 +186,53 @@ def test_the_command_has_an_example() -> None:
     result = runner.invoke(app, ["data", "check", "--help"], env={"COLUMNS": "120", "TERM": "dumb"})
     assert "Example" in result.output
     assert "clipmend data check coco:coco/" in result.output
+
+
+def test_a_folder_of_photographs_alone(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    (tmp_path / "cut.jpg").write_bytes(encoded()[:200])
+    (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
+    report = preflight(read(tmp_path, on_error="skip"))
+    counts = {name: finding.count for name, finding in report.findings.items() if finding.count}
+    assert counts == {"images_unreadable": 1, "images_duplicated": 1}
+    assert (report.records, report.images, report.captions) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("maker", ["scenes", "negate"])
+def test_our_own_captions_are_sound(tmp_path: Path, maker: str) -> None:
+    run = CliRunner()
+    assert run.invoke(app, ["scenes", str(tmp_path / "w"), "--count", "12", "--size", "16", "--seed", "3"]).exit_code == 0
+    table = tmp_path / "w" / "captions.csv"
+    if maker == "negate":
+        assert run.invoke(app, ["data", "negate", str(tmp_path / "w"), "-o", str(tmp_path / "n")]).exit_code == 0
+        table = tmp_path / "n" / "captions.csv"
+    result = run.invoke(app, ["data", "check", str(table), "--strict"])
+    assert result.exit_code == 0, result.output
+    assert "captions are about no image" in result.output
+    report = preflight(read(table), RandomDualEncoder(context_length=4))
+    assert report.images == 12
+    rows = list(read(table))
+    assert any(not record.image for record in rows)
+    long = {record.captions[0] for record in rows if len(record.captions[0].split()) > 2}
+    assert report.findings["captions_truncated"].count == len(long), "each text once, with an image or without"
+
+
+def test_captions_about_no_image_are_no_duplicates(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    rows = "".join(f'{image},no cat,negative,no,[],"[""cat""]",true\n' for image in ("a.png", "", "", "a.png"))
+    write(tmp_path / "captions.csv", "image,caption,form,wording,asserts,denies,complete\n" + rows)
+    report = preflight(read(tmp_path / "captions.csv"))
+    assert {name: finding.count for name, finding in report.findings.items() if finding.count} == {"rows_duplicated": 1}
+    assert report.records == 4
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """Records of somebody's own, with what neither a file nor a report can hold."""
+    records = [Record("\ud800.jpg", ("a \udfff",)), Record("a\0.jpg", ("b",)), Record("x" * 5000, ("c",))]
+    report = preflight(records, image_root=tmp_path)
+    assert report.findings["images_missing"].count == 3
+    report.write_json(tmp_path / "r.json")
+    from rich.console import Console
+
+    with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
+        Console(file=file).print(report.table())

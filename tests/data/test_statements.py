@@ -179,3 +179,17 @@ def test_a_noun_of_ones_own_reads_as_given() -> None:
     says = Speaker({"gnu": Noun("gnu", "gnus", False, "given")}, wordings_called("training"))
     text = says.affirmative(["gnu"], random.Random(0)).text
     assert "a gnu" in text.lower()
+
+
+def test_no_text_says_with_not_any() -> None:
+    """A training wording that nobody would write; it stays in the training texts, which patches depend on."""
+    from clipmend.data.scenes.wordings import WORDINGS
+
+    wording = WORDINGS["not any"]
+    assert wording.queries == ("{place} with not any {xs}",)
+    speaker = Speaker({"cat": Noun("cat", "cats", False, "mammals")}, [wording])
+    rng = random.Random(0)
+    made = [say(["cat"], wording, rng) for say in (speaker.negative, speaker.query) for _ in range(200)]
+    texts = {caption.text for caption in made if caption is not None}
+    assert not [text for text in texts if "with not any" in text]
+    assert "a scene where there are not any cats" in texts

@@ -150,3 +150,17 @@ def test_pictures_and_videos_may_stand_in_one_table(tmp_path: Path) -> None:
     table.write_text("filepath,captions\na.png,\"['a cat']\"\nb.mp4,\"['a dog']\"\n")
     result = evaluate_retrieval(RandomDualEncoder(), read_retrieval(table), image_root=tmp_path)
     assert set(result.text_ranks.tolist()) <= {1, 2}
+
+
+def test_more_frames_than_there_are_cost_nothing(tmp_path: Path) -> None:
+    assert len(sample_frames(film(tmp_path / "a.mp4", 6), 10**12)) == 6
+
+
+def test_the_stated_size_is_looked_at_before_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clipmend.data.video as video
+
+    path = film(tmp_path / "a.mp4", 3, size=64)
+    monkeypatch.setattr(video, "DEFAULT_MAX_PIXELS", 4095)
+    monkeypatch.setattr(av.VideoFrame, "to_image", lambda frame: pytest.fail("decoded"), raising=False)
+    with pytest.raises(VideoError, match="frames of 64 x 64 pixels: too large"):
+        sample_frames(path, 1)

@@ -52,6 +52,7 @@ def check(
     """
     from rich.console import Console
 
+    from clipmend.data.images import display_path
     from clipmend.data.preflight import preflight
     from clipmend.data.readers import read
 
@@ -67,21 +68,27 @@ def check(
     console = Console(highlight=False)
     console.print(report.table())
     for note in report.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {display_path(note)}", markup=False, soft_wrap=True)
     if out is not None:
         report.write_json(out)
-        console.print(f"{out}: the report as JSON", markup=False, soft_wrap=True)
+        console.print(f"{display_path(out)}: the report as JSON", markup=False, soft_wrap=True)
     if strict and not report.ok:
         raise typer.Exit(1)
 
 
 def reader_options(pairs: list[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` of ``--option``: true, false and whole numbers are taken as such."""
+    """``NAME=VALUE`` of ``--option``: true, false and whole numbers are taken as such.
+
+    Raises:
+        ValueError: not of that form, or a name that is no reader's to take.
+    """
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise ValueError(f"--option {pair}: write it as NAME=VALUE")
+        if name.strip().replace("-", "_") in ("source", "reader", "on_error"):
+            raise ValueError(f"--option {pair}: no option of a reader; write SOURCE as READER:PATH to choose the reader")
         whole = value.isascii() and value.isdigit()
         known = {"true": True, "false": False}
         options[name.strip().replace("-", "_")] = int(value) if whole else known.get(value.lower(), value)

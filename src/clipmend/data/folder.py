@@ -100,9 +100,10 @@ def _annotated(root: Path) -> tuple[list[str], dict[str, Any]]:
     about = root / "data.json"
     if not about.is_file():
         raise FileNotFoundError(f"{about} is missing: it holds the vocabulary; write the folder again with `clipmend data negate`")
+    text = table_text(about)
     try:
-        content = json.loads(table_text(about))
-    except json.JSONDecodeError as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
         raise ValueError(f"{about}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{about}: not an object but {type(content).__name__}")
@@ -177,7 +178,7 @@ def _atoms(value: Any, place: str, what: str) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
             raise ValueError(f"{place}: {what} is not a JSON list ({error})") from error
     if not isinstance(value, list) or not all(isinstance(atom, str) for atom in value):
         raise ValueError(f"{place}: {what} is not a list of texts")

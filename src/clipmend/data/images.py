@@ -83,7 +83,11 @@ class ImageError(ValueError):
 
 def display_path(path: str | os.PathLike[str]) -> str:
     """``path`` as printable text; bytes that are not UTF-8 and control characters are shown as escapes."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:  # no name that a file can have, but a table can spell it
+        name = os.fspath(path).encode("utf-8", "surrogatepass")
+    text = name.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -292,7 +296,7 @@ def find_image(name: str, root: Path) -> Path | None:
     written = Path(name)
     last = PureWindowsPath(name).name if "\\" in name else PurePosixPath(name).name
     for candidate in (written if written.is_absolute() else root / written, root / last, root / "images" / last):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # False too for what no file can be called, where Path's own method raises
             return candidate
     return None
 

@@ -102,6 +102,8 @@ class _Cursor:
                 if len(self.buffer) - self.at > MAX_ENTRY:
                     reason = f"is not JSON, or over {MAX_ENTRY:,} characters long: {error.msg}"
                     raise self.wrong(f"{what} {reason}") from None
+            except ValueError as error:  # a number of thousands of digits
+                raise self.wrong(f"{what} cannot be read: {error}") from None
             except RecursionError:
                 raise self.wrong(f"{what} is nested too deeply") from None
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 import warnings
@@ -11,123 +10,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, display_path, open_image
+from clipmend.data.preflight_report import CHECKS, Finding, PreflightReport
 from clipmend.data.readers.base import Record, Source
 from clipmend.data.records import NegationData
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from clipmend.backbones.base import DualEncoder
 
 __all__ = ["CHECKS", "Finding", "PreflightReport", "preflight", "records_of"]
 
-CHECKS = {
-    "rows_unusable": "rows, annotations or files that cannot be used",
-    "rows_duplicated": "rows that repeat an earlier one",
-    "images_missing": "images without a file",
-    "images_unreadable": "images that cannot be decoded",
-    "images_duplicated": "images with the bytes of an earlier one",
-    "captions_empty": "captions without text",
-    "captions_duplicated": "captions twice under one image, or in one question",
-    "captions_shared": "captions of several images (they tie)",
-    "captions_truncated": "captions too long for the encoder",
-}
-"""What is looked for, in the order of the report."""
-
-HARMLESS = frozenset({"captions_shared"})
-"""Findings that are worth knowing and no fault: :attr:`PreflightReport.ok` disregards them."""
-
 _TEXTS_AT_ONCE = 256
-
-
-@dataclass
-class Finding:
-    """One kind of trouble: how often, and the first examples."""
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, example: str, keep: int) -> None:
-        """Count one more."""
-        self.count += 1
-        if len(self.examples) < keep:
-            self.examples.append(example)
-
-
-@dataclass
-class PreflightReport:
-    """What :func:`preflight` found.
-
-    Args:
-        source: name of the data.
-        records: rows read.
-        images: distinct images named.
-        captions: captions read, options of questions included.
-        questions: rows that are questions.
-        findings: by the names of :data:`CHECKS`; a check that was not made is not there.
-        notes: remarks of the reader.
-        complete: False where only the first rows were looked at.
-    """
-
-    source: str
-    records: int = 0
-    images: int = 0
-    captions: int = 0
-    questions: int = 0
-    findings: dict[str, Finding] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    complete: bool = True
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found but what is harmless."""
-        return not any(finding.count for name, finding in self.findings.items() if name not in HARMLESS)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, fit for JSON."""
-        return {
-            "source": self.source,
-            "records": self.records,
-            "images": self.images,
-            "captions": self.captions,
-            "questions": self.questions,
-            "complete": self.complete,
-            "ok": self.ok,
-            "findings": {name: {"count": f.count, "examples": f.examples} for name, f in self.findings.items()},
-            "notes": self.notes,
-        }
-
-    def write_json(self, path: str | Path) -> None:
-        """Write :meth:`to_dict` to a file, beside it first and then renamed into place."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".part")
-        beside.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="ascii")
-        beside.replace(path)
-
-    def table(self) -> Table:
-        """A Rich table: a line a check."""
-        from rich.table import Table
-        from rich.text import Text
-
-        rows = "rows" if self.complete else "rows looked at (the first)"
-        counts = f"{self.records:,} {rows}, {self.images:,} images, {self.captions:,} captions"
-        table = Table(title=f"{self.source}: {counts}", title_justify="left", show_lines=False)
-        table.add_column("found")
-        table.add_column("count", justify="right")
-        table.add_column("first examples", overflow="fold")
-        for name, finding in self.findings.items():
-            style = "green" if not finding.count else "yellow" if name in HARMLESS else "red"
-            shown = Text("\n".join(finding.examples[:3]))  # names may hold brackets, which are no markup
-            table.add_row(CHECKS[name], Text(f"{finding.count:,}", style=style), shown)
-        return table
 
 
 def records_of(data: NegationData) -> Iterator[Record]:
@@ -224,6 +123,15 @@ def _digest(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
+def _digest_of_file(path: Path) -> int:
+    """As :func:`_digest` of its bytes, in pieces."""
+    digest = hashlib.blake2b(digest_size=8)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return int.from_bytes(digest.digest(), "little")
+
+
 def _look_at(record: Record, root: str | Path | None, decode: bool, max_pixels: int | None) -> _Seen:
     if record.content is None:
         path = record.path(root)
@@ -232,13 +140,13 @@ def _look_at(record: Record, root: str | Path | None, decode: bool, max_pixels: 
         if not decode or record.media == "video":
             return _Seen()
         try:
-            content = path.read_bytes()
+            digest = _digest_of_file(path)
             open_image(path, max_pixels=max_pixels, draft_size=64)  # a JPEG is read to its end, at an eighth of the size
         except ImageError as error:
             return _Seen(unreadable=str(error))
         except OSError as error:
             return _Seen(unreadable=f"{display_path(path)}: {error.strerror or error}")
-        return _Seen(_digest(content))
+        return _Seen(digest)
     if not decode:
         return _Seen()
     try:
@@ -294,7 +202,9 @@ class _Look:
         if record.content is not None:
             self.report.images += 1
             return True
-        key = _digest(os.fsencode(record.image))
+        if not record.image:  # captions about no image
+            return False
+        key = _digest(_bytes(record.image))
         if key in self.names:
             return False
         self.names.add(key)
@@ -309,11 +219,12 @@ class _Look:
         texts = (*record.captions, *record.negated)
         self.report.captions += len(texts)
         held = record.where if record.content is not None else record.image  # an image that a row holds is that row's own
-        about = os.fsencode(held)
+        about = _bytes(held)
         row = _digest(b"\0".join([about, repr(record.answer).encode(), *(_bytes(text) for text in texts)]))
         if row in self.rows:
-            self.found("rows_duplicated", f"{record.where}: {display_path(record.image)}")
-            return  # its captions are those of the row it repeats
+            if about:
+                self.found("rows_duplicated", f"{record.where}: {display_path(record.image)}")
+            return  # its captions are those of the row it repeats; about no image, the same may be said of any
         self.rows.add(row)
         self._captions(record, texts, about)
 
@@ -344,16 +255,16 @@ class _Look:
                 pair = _digest(about + b"\0" + _bytes(text))
                 again = pair in self.pairs
                 self.pairs.add(pair)
-                if known not in (None, image) and caption not in self.shared:
+                if about and known not in (None, image) and caption not in self.shared:
                     self.shared.add(caption)
                     self.found("captions_shared", f"{record.where}: {text!r:.80}")
             if again:
                 self.found("captions_duplicated", f"{record.where}: {text!r:.80}")
             here.add(text)
-            if known is None:
+            if known is None and about:
                 self.captions[caption] = image
-                if self.encoder is not None:
-                    self.texts.append((text, record.where))
+            if self.encoder is not None and (known is None if about else not again):
+                self.texts.append((text, record.where))
         if len(self.texts) >= _TEXTS_AT_ONCE:
             self._measure()
 

@@ -37,6 +37,9 @@ _ALREADY = re.compile(r"\b(no|not|without|never|none|nothing|nobody|nowhere|neit
 _CLAUSE = re.compile(r"\b(is|are|isn't|aren't|does not|doesn't|cannot|will not|won't|has no|excludes|omits|leaves out|shows)\b")
 # "a man riding a bike, not a dog" would deny that he rides the dog; and "everything except" turns what is shown around.
 _NOT_AFTER_A_CAPTION = frozenset({"not a", "never", "everything except"})
+# Training texts have "an image with not any cats", which nobody writes. The wordings themselves stay as they are, since the
+# bundled patches were trained on them.
+_REPHRASED = {"{place} with not any {xs}": "{place} where there are not any {xs}"}
 _FRAMES = ("{p}", "a photo of {p}", "a picture of {p}", "an image of {p}", "this image features {p}", "the picture shows {p}")
 _PICTURES = ("a photo of {p}", "a picture of {p}", "an image of {p}")
 _PLACES = ("a photo", "a picture", "an image", "a scene")
@@ -65,8 +68,9 @@ def listed(nouns: Sequence[Noun]) -> str:
 
 
 def fitting(templates: Sequence[str], denied: Sequence[Noun]) -> list[str]:
-    """The templates that are grammatical for these nouns."""
-    return [t for t in templates if not any(noun.mass for noun in denied) or not _COUNTS.search(t)]
+    """The templates that are grammatical for these nouns, as a person would write them."""
+    written = [_REPHRASED.get(t, t) for t in templates]
+    return [t for t in written if not any(noun.mass for noun in denied) or not _COUNTS.search(t)]
 
 
 def fill(template: str, denied: Sequence[Noun], *, pos: str = "", place: str = "") -> str:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import tokenize
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = [
     "Row",
     "caption_field",
     "integer_field",
+    "is_text",
     "json_lines",
     "open_table",
     "problem",
@@ -33,6 +35,9 @@ OnBad = Callable[[ValueError], None]
 
 # NegBench writes "positive" for what is called an affirmative caption here.
 TEMPLATES = {"positive": "affirmative", **{form: form for form in FORMS}}
+
+FIELD_LIMIT = 64_000_000
+"""Most characters of a field: the csv module's own limit, 131,072, is less than an image in base64 has."""
 
 # Two string literals with nothing but space between them: Python would join them, which a list of captions never means.
 _ADJACENT = re.compile(r"""['"]\s*['"]""")
@@ -76,12 +81,13 @@ def open_table(
 def _rows(path: Path, required: Sequence[str], delimiter: str, on_bad: OnBad | None) -> Iterator[list[str] | Row]:
     count = 0
     line = 0
+    csv.field_size_limit(max(csv.field_size_limit(), FIELD_LIMIT))  # one limit for the process, only ever raised
     # Bytes that are not UTF-8 pass as lone surrogates, so that a row that holds some can be named, and skipped, like any other.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
-            if not _is_utf8(header):
+            if not all(map(is_text, header)):
                 raise ValueError(f"{path}: not UTF-8 text; save the table as UTF-8")
             _check_header(path, header, required, delimiter)
             yield header
@@ -92,22 +98,22 @@ def _rows(path: Path, required: Sequence[str], delimiter: str, on_bad: OnBad | N
                     if len(fields) != len(header):
                         seen = f"{len(fields)} fields where the header names {len(header)}"
                         _raise_or_tell(problem(path, line, f"{seen}; is a comma unquoted or a field lost?"), on_bad)
-                    elif not _is_utf8(fields):
+                    elif not all(map(is_text, fields)):
                         _raise_or_tell(problem(path, line, "not UTF-8 text; save the table as UTF-8"), on_bad)
                     else:
                         yield line, dict(zip(header, fields, strict=True))
                 line = reader.line_num + 1
         except csv.Error as error:
             _raise_or_tell(ValueError(f"{path}: line {reader.line_num}: broken table: {error}"), on_bad if line else None)
+            return  # the error says why there may be no rows
     if not count:
         raise ValueError(f"{path}: no rows below the header")
 
 
-def _is_utf8(fields: list[str]) -> bool:
+def is_text(value: str) -> bool:
+    """Whether a text is valid Unicode: neither bytes that were not UTF-8 nor half a pair of surrogates, which JSON can spell."""
     try:
-        for field in fields:
-            if not field.isascii():
-                field.encode()
+        value.isascii() or value.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -195,11 +201,15 @@ def texts_field(path: Path, line: int, text: str, column: str = "captions", *, e
     if empty and not text.strip():
         return []
     try:
-        content = ast.literal_eval(text.strip())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash that starts no escape is no matter for Python's compiler here
+            content = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         raise problem(path, line, f"{column} is no list of texts: {text[:60]!r}") from None
     if not isinstance(content, (list, tuple)) or not all(isinstance(item, str) for item in content):
         raise problem(path, line, f"{column} is no list of texts: {text[:60]!r}")
+    if not all(map(is_text, content)):
+        raise problem(path, line, f"{column} is no valid Unicode: {text[:60]!r}")
     if _ADJACENT.search(text) and _literals(text) not in (None, len(content)):
         raise problem(path, line, f"{column}: a comma is missing between two texts: {text[:60]!r}")
     if (not content and not empty) or not all(item.strip() for item in content):
@@ -226,19 +236,19 @@ def json_lines(path: str | Path, *, on_bad: OnBad | None = None) -> Iterator[tup
         ValueError: a line that is no JSON object, or not UTF-8.
     """
     path = Path(path)
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for line, text in enumerate(file, 1):
-                if not text.strip():
-                    continue
-                try:
-                    content = json.loads(text)
-                except (json.JSONDecodeError, RecursionError) as error:
-                    _raise_or_tell(problem(path, line, f"not JSON: {error}"), on_bad)
-                    continue
-                if isinstance(content, dict):
-                    yield line, content
-                else:
-                    _raise_or_tell(problem(path, line, "each line must be a JSON object"), on_bad)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            if not is_text(text):
+                _raise_or_tell(problem(path, line, "not UTF-8 text; save the file as UTF-8"), on_bad)
+                continue
+            try:
+                content = json.loads(text)
+            except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
+                _raise_or_tell(problem(path, line, f"not JSON: {error}"), on_bad)
+                continue
+            if isinstance(content, dict):
+                yield line, content
+            else:
+                _raise_or_tell(problem(path, line, "each line must be a JSON object"), on_bad)

@@ -91,16 +91,16 @@ def sample_frames(path: str | os.PathLike[str], count: int = FRAMES) -> list[Ima
             raise VideoError(path, "holds no frames")
         if stated is not None and end < _WHOLE * stated - 1:
             raise VideoError(path, f"is cut off: it ends at {end:.1f} of {stated:.1f} seconds")
-        wanted = {(2 * k + 1) * total // (2 * count) for k in range(count)}
+        wanted = {(2 * k + 1) * total // (2 * count) for k in range(count)} if count < total else set(range(total))
         found: list[Image.Image] = []
         decoded = 0
         with av.open(str(file)) as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
+            _check_size(path, stream.width, stream.height)  # as stated, before any memory is taken for a frame
             for frame in container.decode(stream):
                 if decoded in wanted:
-                    if frame.width * frame.height > DEFAULT_MAX_PIXELS:
-                        raise VideoError(path, f"frames of {frame.width} x {frame.height} pixels: too large")
+                    _check_size(path, frame.width, frame.height)
                     found.append(frame.to_image())
                 decoded += 1
                 if len(found) == len(wanted):
@@ -112,6 +112,11 @@ def sample_frames(path: str | os.PathLike[str], count: int = FRAMES) -> list[Ima
     if len(found) < len(wanted):
         raise VideoError(path, f"is cut off: {decoded} of {total} frames can be decoded")
     return found
+
+
+def _check_size(path: str | os.PathLike[str], width: int, height: int) -> None:
+    if width * height > DEFAULT_MAX_PIXELS:
+        raise VideoError(path, f"frames of {width} x {height} pixels: too large")
 
 
 def _stated_seconds(container: Any) -> float | None:

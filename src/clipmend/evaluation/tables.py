@@ -48,7 +48,7 @@ def parse_field(path: Path, line: int, text: str, captions: Sequence[str]) -> tu
         return None
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
         raise problem(path, line, f"parse is not JSON: {error}") from None
     if not isinstance(content, list) or len(content) != len(captions):
         raise problem(path, line, f"parse must be a list of {len(captions)} objects, one a caption")

@@ -183,6 +183,8 @@ def test_broken_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no images"):
         list(read(write(tmp_path / "none" / "a.txt", "x").parent))
     good = picture(tmp_path / "in" / "a.jpg").parent
+    picture(good / "b.jpg")
+    write(good / "b.txt", "A cat")
     with pytest.raises(FileNotFoundError, match=r"a\.jpg: its caption file .*a\.txt is not there"):
         list(read(good))
     write(good / "a.txt", " \n")
@@ -192,5 +194,18 @@ def test_broken_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.txt: not UTF-8 text"):
         list(read(good))
     source = read(good, on_error="skip")
-    assert list(source) == []
+    assert [record.image for record in source] == ["b.jpg"]
     assert source.log.skipped == 1
+    (good / "a.txt").unlink()
+    (good / "a.txt").mkdir()
+    with pytest.raises(OSError, match=r"a\.jpg: its caption file .*a\.txt cannot be read \(Is a directory\)"):
+        list(read(good))
+
+
+def test_a_folder_of_photographs_alone(tmp_path: Path) -> None:
+    picture(tmp_path / "a.jpg")
+    picture(tmp_path / "sub" / "b.png")
+    write(tmp_path / "about.txt", "taken in May")
+    source = read(tmp_path)
+    assert [(record.image, record.captions) for record in source] == [("a.jpg", ()), ("sub/b.png", ())]
+    assert any("no image has a .txt file: images alone" in note for note in source.log.notes)

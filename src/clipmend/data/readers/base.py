@@ -232,7 +232,36 @@ def read(source: Any, reader: str | None = None, **options: Any) -> Source:
     unknown = sorted(set(options) - set(chosen.options()))
     if unknown:
         raise ValueError(f"the reader {reader} takes no {', '.join(unknown)}; it takes {', '.join(chosen.options())}")
-    return chosen.read(source, **options)
+    if isinstance(source, str) and not source.strip():
+        raise ValueError(f"the reader {reader} needs a path, and it is empty")
+    parameters = inspect.signature(chosen.read).parameters
+    typed = {name: _typed(f"{reader}: {name}", value, str(parameters[name].annotation)) for name, value in options.items()}
+    return chosen.read(source, **typed)
+
+
+def _typed(what: str, value: Any, kind: str) -> Any:
+    """An option as its annotation has it: a command line gives texts, and numbers for what looks like one.
+
+    Raises:
+        ValueError: of another type.
+    """
+    if value is None or not isinstance(value, (str, bool, int)):
+        return value
+    if "bool" in kind:
+        if isinstance(value, bool):
+            return value
+        raise ValueError(f"{what} is {value!r}; it must be true or false")
+    if kind.startswith(("int", "<class 'int'>")):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise ValueError(f"{what} is {value!r}; it must be a whole number")
+    if kind.startswith(("Sequence[", "list[", "tuple[")):
+        names = [name.strip() for name in str(value).split(",")]
+        if not all(names):
+            raise ValueError(f"{what} is {value!r}; write names with commas between them")
+        return names
+    texts = ("str", "Path", "Literal", "Difficult", "OnError")
+    return str(value).lower() if isinstance(value, bool) else str(value) if any(text in kind for text in texts) else value
 
 
 def recognise(source: Any) -> tuple[str, Any]:
@@ -250,6 +279,8 @@ def recognise(source: Any) -> tuple[str, Any]:
 def _recognise(source: Any) -> str:
     if not isinstance(source, (str, Path)):
         return "hf"
+    if not str(source).strip():
+        raise ValueError("the path of the data is empty")
     path = Path(source)
     ordered = sorted(READERS.values(), key=lambda r: (r.order, r.name))
     for candidate in ordered:

@@ -16,7 +16,7 @@ from typing import Any
 
 from clipmend.data.json_stream import stream_arrays
 from clipmend.data.readers.base import Log, OnError, Record, Source, register
-from clipmend.data.tables import EmptyCaption
+from clipmend.data.tables import EmptyCaption, is_text
 
 __all__ = ["coco_files", "read_coco"]
 
@@ -236,4 +236,6 @@ def _text(where: str, entry: dict[str, Any], key: str) -> str:
         raise ValueError(f"{where}: {key} is {value!r}, not text" if key in entry else f"{where}: {key} is missing")
     if not value.strip():
         raise (EmptyCaption if key == "caption" else ValueError)(f"{where}: {key} is empty")
+    if not is_text(value) or "\0" in value:
+        raise ValueError(f"{where}: {key} is no valid text: {value!r:.60}")
     return " ".join(value.split()) if key == "caption" else value

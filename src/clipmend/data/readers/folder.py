@@ -1,7 +1,11 @@
-"""A folder of images with their captions in text files: ``a.jpg`` and ``a.txt``, or ``image/1.jpg`` and ``caption/1.txt``."""
+"""A folder of images with their captions in text files: ``a.jpg`` and ``a.txt``, or ``image/1.jpg`` and ``caption/1.txt``.
+
+A folder in which no image has a text file is one of images alone, and so are its records.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -37,15 +41,18 @@ def read_folder(
         caption_root: folder of the text files, with the same sub-folders (default: beside the images).
         caption_suffix: what takes the place of the image's suffix.
         captions: ``"lines"``: every line that is not blank is a caption; ``"whole"``: the file is one caption.
-        on_error: ``"raise"`` or ``"skip"`` for images without a text file, and for text files that cannot be used.
+        on_error: ``"raise"`` or ``"skip"`` for text files that cannot be used, and for images without one where others have one.
 
     Raises:
         FileNotFoundError, NotADirectoryError: no such folder.
-        ValueError: no images; (while reading) naming the file: no text file, an empty one, one that is not UTF-8.
+        ValueError: no images, a ``caption_suffix`` without its dot; (while reading) naming the file: no text file, an empty
+            one, one that is not UTF-8.
     """
     path = Path(path)
     if captions not in ("lines", "whole"):
         raise ValueError(f"captions is {captions!r}; it must be 'lines' or 'whole'")
+    if not caption_suffix.startswith(".") or len(caption_suffix) < 2 or "/" in caption_suffix:
+        raise ValueError(f"caption_suffix is {caption_suffix!r}; it must be a file name's ending, such as '.txt'")
     two = _two_folders(path) if caption_root is None else None
     root, texts = two if two else (path, Path(caption_root) if caption_root is not None else path)
     for folder in (root, texts):
@@ -57,9 +64,15 @@ def read_folder(
         if not images:
             raise ValueError(f"{root}: holds no images")
         used: dict[Path, int] = {}
-        for image in images:
+        sidecars = [texts / image.relative_to(root).with_suffix(caption_suffix) for image in images]
+        captioned = texts != root or any(os.path.lexists(sidecar) for sidecar in sidecars)
+        if not captioned:
+            log.note(f"{display_path(root)}: no image has a {caption_suffix} file: images alone")
+        for image, sidecar in zip(images, sidecars, strict=True):
             inside = image.relative_to(root)
-            sidecar = texts / inside.with_suffix(caption_suffix)
+            if not captioned:
+                yield Record(str(inside), where=display_path(image))
+                continue
             used[sidecar] = used.get(sidecar, 0) + 1
             try:
                 found = _captions(sidecar, captions, display_path(image))
@@ -83,6 +96,8 @@ def _captions(path: Path, kind: str, image: str) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise FileNotFoundError(f"{image}: its caption file {name} is not there") from None
+    except OSError as error:
+        raise OSError(f"{image}: its caption file {name} cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     found = [" ".join(text.split())] if kind == "whole" else [" ".join(line.split()) for line in text.splitlines()]

@@ -75,7 +75,7 @@ def read_hf(
 
     def records(log: Log) -> Iterator[Record]:
         number = -1
-        for number, row in enumerate(chosen):
+        for number, row in enumerate(_rows(chosen, str(name), log)):
             where = f"{name}: row {number}"
             try:
                 content: bytes | Image.Image | None
@@ -88,10 +88,25 @@ def read_hf(
                 log.bad(error)
                 continue
             yield Record(label, texts, where=where, content=content)
-        if number < 0:
+        if number < 0 and not log.skipped:
             raise ValueError(f"{name}: holds no rows")
 
     return Source(str(name), records, image_root=image_root, on_error=on_error)
+
+
+def _rows(dataset: Any, name: str, log: Log) -> Iterator[Any]:
+    """The rows; where the library cannot go on, the log is told and the rest is lost."""
+    count, rows = 0, iter(dataset)
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # the library's own, Arrow's, a decoder's, the network's
+            log.bad(ValueError(f"{name}: broken after row {count - 1}: {error}" if count else f"{name}: cannot be read: {error}"))
+            return
+        count += 1
+        yield row
 
 
 def _library() -> Any:

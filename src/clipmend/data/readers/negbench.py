@@ -131,7 +131,7 @@ def _looks_like(path: Path) -> bool:
         return True
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            header = [name.strip().strip('"') for name in file.readline().split(",")]
+            header = [name.strip().strip('"') for name in file.readline(100_000).split(",")]
     except (OSError, UnicodeDecodeError):
         return False
     return "caption_0" in header and any(name in header for name in ANSWER_COLUMNS)

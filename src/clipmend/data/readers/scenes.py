@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clipmend.data.readers.base import Log, OnError, Record, Source, register
-from clipmend.data.tables import json_lines, open_table, problem, texts_field
+from clipmend.data.tables import is_text, json_lines, open_table, problem, texts_field
 
 __all__ = ["read_drawn_scenes"]
 
@@ -38,9 +38,11 @@ def read_drawn_scenes(path: str | Path, *, captions: bool = True, on_error: OnEr
     everything = frozenset(KINDS)
 
     def records(log: Log) -> Iterator[Record]:
-        texts = _captions(root / "retrieval.csv") if captions else {}
+        texts = _captions(root / "retrieval.csv", log) if captions else {}
         for line, content in json_lines(table, on_bad=log.bad if on_error == "skip" else None):
             try:
+                if not isinstance(content.get("image"), str) or "\0" in content["image"] or not is_text(content["image"]):
+                    raise ValueError(f"image is {content.get('image')!r:.60}, which no file can be called")
                 scene = Scene.from_json(content)
             except ValueError as error:
                 log.bad(problem(table, line, str(error)))
@@ -54,11 +56,17 @@ def read_drawn_scenes(path: str | Path, *, captions: bool = True, on_error: OnEr
     return Source(name, records, image_root=root, vocabulary=everything, reserved=reserved, on_error=on_error)
 
 
-def _captions(path: Path) -> dict[str, tuple[str, ...]]:
+def _captions(path: Path, log: Log) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         return {}
-    _, rows = open_table(path, ("filepath", "captions"))
-    return {row["filepath"].strip(): tuple(texts_field(path, line, row["captions"])) for line, row in rows}
+    found: dict[str, tuple[str, ...]] = {}
+    _, rows = open_table(path, ("filepath", "captions"), on_bad=log.bad if log.on_error == "skip" else None)
+    for line, row in rows:
+        try:
+            found[row["filepath"].strip()] = tuple(texts_field(path, line, row["captions"]))
+        except ValueError as error:
+            log.bad(error)
+    return found
 
 
 def _split(root: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clipmend.data.readers.base import Log, OnError, Record, Source, missing_extra, register
-from clipmend.data.tables import EmptyCaption, json_lines, open_table, problem, texts_field
+from clipmend.data.tables import EmptyCaption, is_text, json_lines, open_table, problem, texts_field
 
 __all__ = ["CAPTION_COLUMNS", "IMAGE_COLUMNS", "captions_of", "choose_column", "image_of", "read_table_of_captions"]
 
@@ -58,6 +58,8 @@ def captions_of(value: Any, where: str, column: str) -> tuple[str, ...]:
             raise ValueError(f"{where}: {column} is {item!r:.60}, not text")
         if not item.strip():
             raise EmptyCaption(f"{where}: {column} is empty, or one of its texts is")
+        if not is_text(item):
+            raise ValueError(f"{where}: {column} is no valid Unicode: {item!r:.60}")
     return tuple(item.strip() for item in items)
 
 
@@ -65,12 +67,14 @@ def image_of(value: Any, where: str, column: str) -> tuple[str, bytes | None]:
     """The image in a cell: its name and, where the cell holds them, its bytes.
 
     Raises:
-        ValueError: missing, blank, or of another type.
+        ValueError: missing, blank, of another type, or no name that a file can have.
     """
     if isinstance(value, dict) and ("bytes" in value or "path" in value):
         name, content = value.get("path") or "", value.get("bytes")
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            return (name if isinstance(name, str) and name else where), bytes(content)
         if content is not None:
-            return str(name) or where, bytes(content)
+            raise ValueError(f"{where}: {column} has bytes that are {content!r:.60}")
         value = name or None
     if isinstance(value, (bytes, bytearray, memoryview)):
         return where, bytes(value)
@@ -80,6 +84,8 @@ def image_of(value: Any, where: str, column: str) -> tuple[str, bytes | None]:
         raise ValueError(f"{where}: {column} is {value!r:.60}, neither a path nor an image's bytes")
     if not value.strip():
         raise ValueError(f"{where}: {column} is empty")
+    if "\0" in value or not is_text(value):
+        raise ValueError(f"{where}: {column} is {value!r:.60}, which no file can be called")
     return value.strip(), None
 
 
@@ -122,6 +128,8 @@ def read_table_of_captions(
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise ValueError(f"{path}: not a table that can be read ({', '.join(_SUFFIXES)}); rename it to what it is")
+    if delimiter is not None and len(delimiter) != 1:
+        raise ValueError(f"delimiter is {delimiter!r}; it must be one character")
     if suffix in (".parquet", ".pq"):
         _parquet()  # so that its absence is known at once
 
@@ -205,11 +213,30 @@ def _parquet_cells(path: Path, chosen: Any, log: Log) -> Iterable[tuple[int, Cel
             image, caption = chosen(file.schema_arrow.names)
             # Small batches: a row may hold an image of several megabytes.
             for batch in file.iter_batches(batch_size=64, columns=[image, caption]):
-                for row in batch.to_pylist():
+                for row in _rows_of(batch):
                     number += 1
-                    yield number, (image, row[image]), (caption, row[caption])
-    except (ArrowException, OSError) as error:
+                    if isinstance(row, Exception):
+                        log.bad(ValueError(f"{path}: row {number}: cannot be read: {row}"))
+                    else:
+                        yield number, (image, row[image]), (caption, row[caption])
+    except (ArrowException, OSError, UnicodeDecodeError) as error:  # the latter of a column's name
         log.bad(ValueError(f"{path}: broken Parquet after row {number}: {error}; fetch or export it again"))
         return
     if not number:
         raise ValueError(f"{path}: holds no rows")
+
+
+def _rows_of(batch: Any) -> Iterator[Any]:
+    """The rows of a batch, each as a mapping, or as the error that it gives (a text that is not UTF-8, say)."""
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):
+        rows = [_row_of(batch, k) for k in range(batch.num_rows)]
+    yield from rows
+
+
+def _row_of(batch: Any, k: int) -> Any:
+    try:
+        return batch.slice(k, 1).to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        return error

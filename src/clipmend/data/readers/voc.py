@@ -12,12 +12,15 @@ Only the objects themselves count: a person's ``part`` elements (head, hand, foo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
-from xml.etree import ElementTree
+from typing import Any, Literal
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
 
 from clipmend.data.readers.base import Log, OnError, Record, Source, register
+from clipmend.data.tables import is_text
 
 __all__ = ["VOC_CLASSES", "read_voc"]
 
@@ -29,7 +32,8 @@ VOC_CLASSES = (
 
 Difficult = Literal["unknown", "present", "absent"]
 
-_LARGEST = 10_000_000
+_LARGEST = 10_000_000  # bytes of an annotation
+_DEEPEST = 100  # elements within one another
 
 
 def _voc_root(path: Path) -> Path | None:
@@ -78,6 +82,8 @@ def read_voc(
         if not listing.is_file():
             there = sorted(p.stem for p in listing.parent.glob("*.txt") if "_" not in p.stem)
             raise FileNotFoundError(f"{listing}: no such split; there are {', '.join(there) or 'none'}")
+    if isinstance(classes, str):
+        raise ValueError(f"classes is the text {classes!r}; give a list of names")
     names = tuple(VOC_CLASSES if classes is None else classes)
     folder = root / "Annotations"
 
@@ -108,13 +114,13 @@ def _ids(folder: Path, listing: Path | None, log: Log) -> Iterator[tuple[str, st
             yield stem, str(folder / f"{stem}.xml")
         return
     seen: set[str] = set()
-    with listing.open(encoding="utf-8-sig") as file:
+    with listing.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line, text in enumerate(file, 1):
             fields = text.split()
             where = f"{listing}: line {line}"
             if not fields:
                 continue
-            if len(fields) > 2 or "/" in fields[0] or "\\" in fields[0]:
+            if len(fields) > 2 or "\0" in text or not is_text(text) or "/" in fields[0] or "\\" in fields[0]:
                 log.bad(ValueError(f"{where}: {text.strip()[:60]!r} is no image id"))
             elif fields[0] in seen:
                 log.bad(ValueError(f"{where}: image {fields[0]} is listed twice"))
@@ -127,15 +133,11 @@ def _ids(folder: Path, listing: Path | None, log: Log) -> Iterator[tuple[str, st
 
 def _one(path: Path, where: str, number: str, classes: tuple[str, ...], difficult: Difficult) -> tuple[Record, frozenset[str]]:
     """The record of an annotation, and the classes that have difficult objects only."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False too for a name that is too long, where Path's own method raises
         raise FileNotFoundError(f"{where}: {path} is not there")
-    text = path.read_bytes()
-    if len(text) > _LARGEST or b"<!DOCTYPE" in text or b"<!ENTITY" in text:
-        raise ValueError(f"{path}: too large, or with a document type: no annotation of VOC")
-    try:
-        tree = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an encoding that Python does not know
-        raise ValueError(f"{path}: broken XML: {error}") from None
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"{path}: over {_LARGEST:,} bytes: no annotation of VOC")
+    tree = _parsed(path)
     if tree.tag != "annotation":
         raise ValueError(f"{path}: the root element is <{tree.tag}>, not <annotation>")
     clear: set[str] = set()
@@ -155,3 +157,39 @@ def _one(path: Path, where: str, number: str, classes: tuple[str, ...], difficul
     absent = frozenset(classes) - present - (only_hard if difficult == "unknown" else frozenset())
     image = (tree.findtext("filename") or "").strip() or f"{number}.jpg"
     return Record(image, present=present, absent=absent, where=str(path)), only_hard
+
+
+def _parsed(path: Path) -> Element:
+    """The root element of an XML file.
+
+    A document type, by which a small file could define entities that expand to gigabytes, is refused where the parser meets it:
+    in whatever encoding it is written.
+
+    Raises:
+        ValueError: broken, with a document type, or nested too deeply; names the file.
+    """
+    builder, parser = TreeBuilder(), expat.ParserCreate()
+    depth = 0
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"elements are nested over {_DEEPEST} deep: no annotation of VOC")
+        builder.start(name, attributes)
+
+    def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(name)
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("it has a document type: no annotation of VOC")
+
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, builder.data
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(path.read_bytes(), True)
+        return builder.close()
+    except (expat.ExpatError, ValueError, LookupError) as error:  # LookupError: an encoding that Python does not know
+        raise ValueError(f"{path}: broken XML: {error}") from None

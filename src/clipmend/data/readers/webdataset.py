@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import product
 from lzma import LZMAError
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = ["expand_shards", "read_webdataset"]
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_MOST_SHARDS = 1_000_000
+_LARGEST_HEADER = 1 << 20  # bytes of a header's own data (long names, pax records), which tarfile reads whole
 _BROKEN = (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError)
 
 
@@ -38,7 +41,7 @@ def expand_shards(pattern: str | Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: a shard, or every match of a wildcard, is missing.
-        ValueError: a range that is none.
+        ValueError: a range that is none, or of more than a million shards.
     """
     text = str(pattern)
     if Path(text).is_file():
@@ -50,6 +53,8 @@ def expand_shards(pattern: str | Path) -> list[Path]:
         return found
     parts = _BRACES.split(text)  # fixed, inner, fixed, inner, ..., fixed
     choices = [_alternatives(part, text) if k % 2 else [part] for k, part in enumerate(parts)]
+    if prod(map(len, choices)) > _MOST_SHARDS:
+        raise ValueError(f"{text}: means over {_MOST_SHARDS:,} shards")
     shards: list[Path] = []
     for combination in product(*choices):
         name = "".join(combination)
@@ -80,6 +85,8 @@ def _alternatives(inner: str, pattern: str) -> list[str]:
         first, last = match.groups()
         if int(last) < int(first):
             raise ValueError(f"{pattern}: the range {{{piece}}} runs backwards")
+        if int(last) - int(first) >= _MOST_SHARDS:
+            raise ValueError(f"{pattern}: the range {{{piece}}} means over {_MOST_SHARDS:,} shards")
         padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
         width = max(len(first), len(last)) if padded else 0
         names += [str(number).zfill(width) for number in range(int(first), int(last) + 1)]
@@ -167,11 +174,25 @@ def _shard(path: Path, caption: str | None, max_member: int, log: Log) -> Iterat
     yield from finished()
 
 
+class _Header(tarfile.TarInfo):
+    """A header, refused where it would have more data of its own than a header needs: compressed, a few bytes can be gigabytes."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+        header = super().frombuf(buf, encoding, errors)
+        own = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+        if header.type in own and header.size > _LARGEST_HEADER:
+            raise tarfile.InvalidHeaderError(f"a header states {header.size:,} bytes of its own")  # type: ignore[attr-defined]
+        return header
+
+
 def _members(path: Path, max_member: int, log: Log) -> Iterator[tuple[str, bytes, str]]:
     """``(name, content, reason it cannot be used)`` of a shard's files; a broken archive is told to the log."""
     last = "its start"
     try:
-        with tarfile.open(path, "r:*") as archive:
+        if not path.stat().st_size:
+            raise tarfile.ReadError("the file is empty (zero bytes)")
+        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # or every header of the shard stays in memory
                 if not member.isreg():
@@ -188,7 +209,8 @@ def _members(path: Path, max_member: int, log: Log) -> Iterator[tuple[str, bytes
                 last = member.name
             _check_end(archive.fileobj, archive.offset)
     except _BROKEN as error:
-        log.bad(ValueError(f"{path}: broken after {last}: {error}; the rest of the shard is lost; fetch it again"))
+        reason = str(error).partition(":\n")[0]  # tarfile lists below what each kind of compression said
+        log.bad(ValueError(f"{path}: broken after {last}: {reason}; the rest of the shard is lost; fetch it again"))
 
 
 def _check_end(file: Any, offset: int) -> None:
@@ -219,9 +241,10 @@ def _captions(where: str, members: dict[str, bytes], caption: str | None) -> tup
         return captions_of(_decoded(where, members[extension.lower()], extension), where, f".{extension}")
     if "json" not in members:
         raise ValueError(f"{where}: no caption: the sample has {', '.join(f'.{e}' for e in members)}")
+    text = _decoded(where, members["json"], "json")
     try:
-        content = json.loads(_decoded(where, members["json"], "json"))
-    except (json.JSONDecodeError, RecursionError) as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
         raise ValueError(f"{where}: .json is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{where}: .json holds no object")

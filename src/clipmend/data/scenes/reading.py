@@ -33,7 +33,7 @@ def read_scenes(folder: str | os.PathLike[str]) -> tuple[list[Scene], list[Path]
             continue
         try:
             row = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{table}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise ValueError(f"{table}, line {number}: not an object but {type(row).__name__}")
