@@ -66,21 +66,18 @@ def test_stdin_and_no_normalize(checkpoint: str, encoder: DualEncoder, tmp_path:
     assert not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-2)
 
 
-def test_patch_changes_texts_and_not_images(checkpoint: str, encoder: DualEncoder, tmp_path: Path) -> None:
+def test_patch_changes_texts(checkpoint: str, encoder: DualEncoder, tmp_path: Path) -> None:
     patch = PeakPatch.untrained(encoder)
     with torch.no_grad():
         patch.ecn.log_alpha += 6
     patch.save_pretrained(tmp_path / "patch")
-    colour_folder(tmp_path / "photos", 4)
     (tmp_path / "q.txt").write_text("\n".join(TEXTS))
-    for what, source in (("texts", "q.txt"), ("images", "photos")):
-        for name, extra in (("plain", []), ("mended", ["--patch", tmp_path / "patch"])):
-            invoke(checkpoint, what, tmp_path / source, "-o", tmp_path / f"{what} {name}.npy", *extra)
+    for name, extra in (("plain", []), ("mended", ["--patch", tmp_path / "patch"])):
+        invoke(checkpoint, "texts", tmp_path / "q.txt", "-o", tmp_path / f"texts {name}.npy", *extra)
     loaded = {p.stem: np.load(p) for p in tmp_path.glob("*.npy")}
     mended = PeakPatch.from_pretrained(tmp_path / "patch").apply(encoder)
     assert np.allclose(loaded["texts mended"], mended.encode_texts(TEXTS).numpy(), atol=1e-5)
     assert not np.allclose(loaded["texts mended"], loaded["texts plain"], atol=1e-2)
-    assert np.array_equal(loaded["images mended"], loaded["images plain"])
 
 
 def test_csv_to_parquet(checkpoint: str, encoder: DualEncoder, tmp_path: Path) -> None:
@@ -105,6 +102,8 @@ def test_images_of_a_folder_skip_what_cannot_be_read(checkpoint: str, encoder: D
     (tmp_path / "photos" / "bad.png").write_bytes(b"no")
     output = invoke(checkpoint, "images", tmp_path / "photos", "-o", tmp_path / "v.npy", "--batch-size", 2)
     assert "1 of 6 images skipped" in " ".join(output.split())
+    assert "skipped " in output
+    assert "bad.png: is not an image" in " ".join(output.split())
     kept = [row["id"] for row in ids_of(tmp_path / "v.ids.jsonl")]
     assert kept == sorted(colours)
     expected = encoder.encode_images([tmp_path / "photos" / str(name) for name in kept]).numpy()
@@ -259,3 +258,23 @@ def test_undecodable_names_fit_every_file(tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "v.parquet")["id"].to_pylist() == ["ok.png", "caf\\xe9.png"]
     with pytest.raises(ValueError, match="do not match"):
         write_vectors(tmp_path / "v.npy", vectors, ["one"])
+
+
+def test_a_patch_for_images_is_refused(checkpoint: str, tmp_path: Path) -> None:
+    colour_folder(tmp_path / "photos", 2)
+    out = tmp_path / "v.npy"
+    result = runner.invoke(app, ["encode", checkpoint, "images", str(tmp_path / "photos"), "--patch", "scenes", "-o", str(out)])
+    assert isinstance(result.exception, ValueError)
+    assert "a patch never changes images" in str(result.exception)
+    assert not out.exists()
+
+
+def test_many_skipped_images_are_named_up_to_five(checkpoint: str, tmp_path: Path) -> None:
+    colour_folder(tmp_path / "photos", 1)
+    for number in range(7):
+        (tmp_path / "photos" / f"bad{number}.png").write_bytes(b"no")
+    output = " ".join(invoke(checkpoint, "images", tmp_path / "photos", "-o", tmp_path / "v.npy").split())
+    assert "7 of 8 images skipped" in output
+    assert "bad4.png: is not an image" in output
+    assert "bad5.png" not in output
+    assert "and 2 more" in output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +50,10 @@ def test_half_and_max_pixels(checkpoint: str, tmp_path: Path) -> None:
     colour_folder(tmp_path / "photos", 4)
     out = str(tmp_path / "index")
     result = runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", out, "--half", "--max-pixels", "29"])
-    assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "index" / "manifest.json").read_text())["count"] == 0  # 6 x 5 = 30 pixels each
-    result = runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", out, "--max-pixels", "0"])
+    assert isinstance(result.exception, ValueError)  # 6 x 5 = 30 pixels each
+    assert "none of the 4 images under" in str(result.exception)
+    assert "over the limit of 29" in str(result.exception)
+    result = runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", out, "--half", "--max-pixels", "0"])
     assert result.exit_code == 0, result.output
     index = ImageIndex.open(out)
     assert (len(index), index.dtype) == (4, "float16")
@@ -88,3 +88,29 @@ def test_help_ends_with_an_example() -> None:
         text = runner.invoke(app, [command, "--help"]).output
         assert "Example:" in text
         assert f"clipmend {command} " in text.split("Example:")[1]
+
+
+def test_nothing_that_can_be_read_is_an_error_and_leaves_nothing(checkpoint: str, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "a.jpg").write_bytes(b"no")
+    (photos / "b.png").touch()
+    out = tmp_path / "new" / "deep" / "index"
+    result = runner.invoke(app, ["index", checkpoint, str(photos), "-o", str(out)])
+    assert isinstance(result.exception, ValueError)
+    assert "none of the 2 images under" in str(result.exception)
+    assert "the first: a.jpg is not an image" in str(result.exception)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_index_outlives_a_folder_that_went_bad(checkpoint: str, tmp_path: Path) -> None:
+    colours = colour_folder(tmp_path / "photos", 3)
+    out = tmp_path / "index"
+    assert runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", str(out)]).exit_code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for name in colours:
+        (tmp_path / "photos" / str(name)).write_bytes(b"now broken")
+    result = runner.invoke(app, ["index", checkpoint, str(tmp_path / "photos"), "-o", str(out)])
+    assert "none of the 3 images" in str(result.exception)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert len(ImageIndex.open(out, verify=True)) == 3

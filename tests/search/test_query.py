@@ -107,9 +107,13 @@ def test_what_is_refused(index: ImageIndex) -> None:
         compare(index, FakeEncoder(), FakeMended(image="other"), "red")
 
 
-def test_an_index_of_unreadable_files_answers_nothing(tmp_path: Path) -> None:
+def test_an_index_of_nothing_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is made any more, but earlier versions made one of a folder in which nothing can be read."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "bad.png").write_bytes(b"no")
+    with pytest.raises(ValueError, match="none of the 1 images"):
+        ImageIndex.build(FakeEncoder(), tmp_path / "photos", tmp_path / "index")
+    monkeypatch.setattr("clipmend.search.build._Run.refuse_nothing", lambda run, count: None)
     empty = ImageIndex.build(FakeEncoder(), tmp_path / "photos", tmp_path / "index")
     assert len(empty) == 0
     assert search(empty, FakeMended(), "red", rerank=5) == []

@@ -30,6 +30,7 @@ clipmend encode scenes texts captions.csv --column caption -o captions.parquet
 """
 
 MAX_PIXELS = 100_000_000
+SHOWN = 5  # skipped images named on standard error
 
 
 class What(str, Enum):
@@ -57,7 +58,7 @@ def encode(
         help="Text file (one a line), .csv or .tsv, '-' for standard input; for images also a folder or one image.",
     ),
     out: Path = typer.Option(..., "--out", "-o", help="NAME.npy (with NAME.ids.jsonl beside it) or NAME.parquet."),
-    patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP + " Texts only: images stay as they are."),
+    patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP + " For texts: it never changes images."),
     strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
     gate: bool | None = typer.Option(
         None, "--gate/--no-gate", help="Leave texts without a negation cue exactly as they are; default: as the patch says."
@@ -87,6 +88,8 @@ def encode(
     refuse_without_patch(patch, strength=strength != 1, gate=gate is not None)
     if what is What.texts and max_pixels != MAX_PIXELS:
         raise ValueError("--max-pixels is for images")
+    if what is What.images and patch is not None:
+        raise ValueError("--patch is for texts: a patch never changes images, so their vectors are the same without; leave it out")
     if what is What.images and on_long is not OnLongText.warn:
         raise ValueError("--on-long is for texts")
     check_output(out)
@@ -134,6 +137,10 @@ def _encode_images(
         console.print(
             f"{len(told):,} of {len(rows.ids):,} images skipped, listed in {display_path(listing)}", style="yellow", markup=False
         )
+        for row in told[:SHOWN]:
+            console.print(f"  skipped {display_path(row['path'])}: {row['reason']}", markup=False)
+        if len(told) > SHOWN:
+            console.print(f"  ... and {len(told) - SHOWN:,} more", markup=False)
     else:
         listing.unlink(missing_ok=True)  # of an earlier run, no longer true
     return [rows.ids[i] for i in result.kept], result.vectors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from PIL import Image
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, display_path, find_images, open_image
 from clipmend.search import store
 from clipmend.search.embed import embed_stream, progress_bar, read_ahead
+from clipmend.search.report import UpdateReport
 from clipmend.search.store import Entry, ImageIndexError, Manifest, Record, Shard
 
 if TYPE_CHECKING:
@@ -27,48 +29,6 @@ SHARD_SECONDS = 30.0
 """A shard is written after this many rows or seconds, whichever comes first: what a kill can cost."""
 MOST_SHARDS = 64
 LEAST_DEAD = 256
-
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """What an update found and did, in images.
-
-    Attributes:
-        count: images that can be searched now.
-        embedded: images passed through the encoder by this run.
-        resumed: images whose vectors an earlier, killed run had left.
-        added: paths that were not in the index (copies of known contents included).
-        changed: paths whose content is another than before.
-        moved: paths new to the index whose content was known under a path that is gone.
-        removed: paths that are gone (and not just moved).
-        unchanged: paths whose content is the same as before.
-        skipped: path (relative to the root) and reason of every file that cannot be searched.
-        seconds: time taken.
-    """
-
-    count: int
-    embedded: int
-    resumed: int
-    added: int
-    changed: int
-    moved: int
-    removed: int
-    unchanged: int
-    skipped: dict[str, str]
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Images embedded a second."""
-        return self.embedded / self.seconds if self.seconds else 0.0
-
-    def __str__(self) -> str:
-        parts = {n: getattr(self, n) for n in ("embedded", "resumed", "added", "changed", "moved", "removed", "unchanged")}
-        told = ", ".join(f"{value:,} {name}" for name, value in parts.items() if value)
-        skipped = f"; {len(self.skipped):,} skipped" if self.skipped else ""
-        return (
-            f"{self.count:,} images ({told or 'nothing to do'}{skipped}) in {self.seconds:.1f} s, {self.rate:.0f} embedded a second"
-        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +73,7 @@ def build_index(
 
     Raises:
         ImageIndexError: ``directory`` holds something else, an index by another encoder, or one being written right now.
-        ValueError: no image under ``folder``; a text-only encoder.
+        ValueError: no image under ``folder``, or none that can be used (an index stays as it is); a text-only encoder.
         OSError: ``folder`` is missing, or ``directory`` cannot be written.
     """
     started = time.perf_counter()
@@ -127,6 +87,7 @@ def build_index(
         raise ValueError(
             f"no image under {display_path(root)} (looked for names like .jpg, .png, .webp); an index is left as it is"
         )
+    made = [place for place in (directory, *directory.parents) if not place.exists()]  # the innermost first
     manifest = _start(directory, encoder, root, dtype)
     with store.locked(directory):
         manifest = store.read_manifest(directory)  # again, now that nobody else writes
@@ -135,9 +96,13 @@ def build_index(
         run = _Run(root, _same_root(manifest, root), {entry.path: entry for entry in entries}, writer, skipped, max_pixels)
         try:
             run.read_and_embed(encoder, files, batch_size, workers, progress)
+            run.refuse_nothing(len(files))
         except BaseException:
             _save_what_is_done(writer)
             store.remove_empty(directory, manifest)
+            for place in made:
+                with suppress(OSError):  # one that holds anything stays
+                    place.rmdir()
             raise
         writer.flush()
         report = run.commit(directory, manifest, entries, started)
@@ -214,6 +179,19 @@ class _Run:
             if found.sha256 in bad:
                 self.skipped[name] = bad[found.sha256]
                 del self.found[name]
+
+    def refuse_nothing(self, count: int) -> None:
+        """Refuse a folder of which no file can be used: that is a mistake (a wrong limit, a lost disk), not an index of nothing.
+
+        Raises:
+            ValueError: with the first file and its reason.
+        """
+        if not self.found:
+            name, reason = next(iter(sorted(self.skipped.items())))
+            raise ValueError(
+                f"none of the {count:,} images under {display_path(self.root)} can be used, so no index was written; the first: "
+                f"{display_path(name)} {reason}"
+            )
 
     def commit(self, directory: Path, manifest: Manifest, entries: tuple[Entry, ...], started: float) -> UpdateReport:
         """Write what changed, the manifest last."""
