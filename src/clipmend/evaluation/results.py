@@ -129,18 +129,24 @@ class Result(ABC):
         """Write :meth:`to_dict` as JSON, beside and renamed into place."""
         return write_json(path, self.to_dict())
 
-    def table(self, detail: bool = False) -> Table:
-        """A Rich table: measure, value, interval, count; ``detail`` adds the long tail (single kinds)."""
+    def table(self, detail: bool = False, fold: str = "") -> Table:
+        """A Rich table: measure, value, interval, count; ``detail`` adds the long tail (single kinds).
+
+        With ``fold``, measures that have it in their names (``"/wording="``) are summed up in one line of the caption.
+        """
         table = _new_table(f"{self.title}: {self.model} on {self.dataset}")
         table.add_column("measure", overflow="fold")
         table.add_column("value", justify="right")
         table.add_column(f"{100 * self.level:g}% interval", justify="right")
         table.add_column("n", justify="right")
-        for name, m in self.measures().items():
-            if detail or not m.detail:
+        measures = self.measures()
+        folded = _folded(measures, fold)
+        for name, m in measures.items():
+            if name not in folded and (detail or not m.detail):
                 table.add_row(name, m.show(), _interval(m, m.low, m.high), f"{m.count:,}")
-        if self.notes:
-            table.caption = "\n".join(self.notes)
+        notes = [*self.notes, *_summary(folded, fold)]
+        if notes:
+            table.caption = "\n".join(notes)
         return table
 
 
@@ -188,17 +194,18 @@ class Comparison:
         """Write :meth:`to_dict` as JSON, beside and renamed into place."""
         return write_json(path, self.to_dict())
 
-    def table(self, names: tuple[str, str] = ("backbone", "mended"), detail: bool = False) -> Table:
-        """A Rich table: first | second | difference with its interval | n."""
+    def table(self, names: tuple[str, str] = ("backbone", "mended"), detail: bool = False, fold: str = "") -> Table:
+        """A Rich table: first | second | difference with its interval | n; ``detail`` and ``fold`` as for :meth:`Result.table`."""
         table = _new_table(f"{self.first.title} on {self.first.dataset}")
         table.add_column("measure", overflow="fold")
         for heading in (*names, "difference", f"{100 * self.level:g}% interval", "n"):
             table.add_column(heading, justify="right")
+        folded = _folded({name: d.second for name, d in self.differences.items()}, fold)
         for name, d in self.differences.items():
-            if detail or not d.second.detail:
+            if name not in folded and (detail or not d.second.detail):
                 row = (d.first.show(), d.second.show(), d.second.show(d.difference, signed=True))
                 table.add_row(name, *row, _interval(d.second, d.low, d.high, signed=True), f"{d.second.count:,}")
-        notes = list(dict.fromkeys(self.first.notes + self.second.notes))
+        notes = list(dict.fromkeys(self.first.notes + self.second.notes + _summary(folded, fold, names[1])))
         if notes:
             table.caption = "\n".join(notes)
         return table
@@ -241,13 +248,14 @@ def compare(
     return Comparison(first, second, differences, level, over)
 
 
-def side_by_side(results: Mapping[str, Result], *, title: str = "", names: Iterable[str] | None = None) -> Table:
+def side_by_side(results: Mapping[str, Result], *, title: str = "", names: Iterable[str] | None = None, fold: str = "") -> Table:
     """Several models in one Rich table, one column each, e.g. the backbone, the baselines and the mended encoder.
 
     Args:
         results: column heading to result, all of one task.
         title: heading of the table.
         names: measures to show (default: every measure that is no detail).
+        fold: leave out measures that have this in their names, where there are several.
 
     Raises:
         ValueError: no results, or results of different items.
@@ -262,7 +270,8 @@ def side_by_side(results: Mapping[str, Result], *, title: str = "", names: Itera
     for heading in results:
         table.add_column(heading, justify="right")
     columns = [r.measures() for r in everyone]
-    for name in names if names is not None else [n for n, m in columns[0].items() if not m.detail]:
+    folded = _folded(columns[0], fold)
+    for name in names if names is not None else [n for n, m in columns[0].items() if not m.detail and n not in folded]:
         table.add_row(name, *[c[name].show() if name in c else "-" for c in columns])
     return table
 
@@ -303,6 +312,24 @@ def write_json(path: str | Path, content: Mapping[str, Any] | Sequence[Any]) -> 
         Path(temporary).unlink(missing_ok=True)
         raise
     return target
+
+
+def _folded(measures: Mapping[str, Measure], fold: str) -> dict[str, Measure]:
+    """The measures that have ``fold`` in their names, where there are more than two."""
+    found = {name: m for name, m in measures.items() if fold and fold in name and not m.detail}
+    return found if len(found) > 2 else {}
+
+
+def _summary(folded: Mapping[str, Measure], fold: str, whose: str = "") -> list[str]:
+    """How many measures were folded and how far they range, in a line."""
+    known = {name.partition(fold)[2]: m for name, m in folded.items() if math.isfinite(m.value)}
+    if not known:
+        return []
+    low, high = (pick(known, key=lambda name: known[name].value) for pick in (min, max))
+    of = f" {whose}" if whose else ""
+    what = fold.strip("/=")
+    ends = f"from {known[low].show()} ({low}) to {known[high].show()} ({high})"
+    return [f"{len(folded)} {what}s apart,{of} {ends}; --{what}s shows each"]
 
 
 def _number(value: float) -> float | None:
