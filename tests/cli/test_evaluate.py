@@ -243,3 +243,22 @@ def test_help_has_an_example(command: str) -> None:
     text = run(command, "--help")
     assert "Example" in text
     assert f"clipmend evaluate {command}" in text
+
+
+@pytest.mark.parametrize("how", ["patch", "baselines", "plain"])
+def test_wordings_are_folded_unless_asked_for(folder: Path, models: list[Any], tmp_path: Path, how: str) -> None:
+    queries = [[f"no {k}", k, wording] for k in KINDS for wording in ("no", "without", "zero", "minus")]
+    write_csv(folder / "exclusion.csv", ["query", "absent", "wording"], queries)
+    out = tmp_path / "all.json"
+    options = {"patch": ["--patch", "p"], "baselines": ["--patch", "p", "--baselines", folder], "plain": []}[how]
+    folded = run("all", "fake", "--data", folder, *options, "--json", out)
+    assert "wording=" not in folded
+    one_line = " ".join(folded.split())
+    assert "4 wordings apart" in one_line
+    assert "--wordings shows each" in one_line
+    side = "mended" if how != "plain" else "backbone"
+    assert "auroc/wording=zero" in json.loads(out.read_text())[side]["exclusion"]["metrics"]
+    shown = run("all", "fake", "--data", folder, *options, "--wordings")
+    assert "auroc/wording=zero" in shown
+    assert "wordings apart" not in " ".join(shown.split())
+    assert "auroc/wording=zero" in run("exclusion", "fake", "--data", folder / "exclusion.csv")

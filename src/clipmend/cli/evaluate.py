@@ -56,6 +56,7 @@ Correction = Annotated[
 ]
 Skip = Annotated[bool, typer.Option("--skip-missing", help="Leave out images that are not there, counted, instead of stopping.")]
 Detail = Annotated[bool, typer.Option("--detail", help="Show every single kind too.")]
+Wordings = Annotated[bool, typer.Option("--wordings", help="Show every wording of the exclusion queries too.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the bootstrap intervals.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the best that is there.")]
 Over = Annotated[str, typer.Option("--over", help="What the intervals draw: images, or kinds.")]
@@ -227,6 +228,7 @@ def everything(
     scn: Correction = True,
     skip_missing: Skip = False,
     detail: Detail = False,
+    wordings: Wordings = False,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:
@@ -262,13 +264,14 @@ def everything(
         )
     console = Console(highlight=False)
     differences = results["backbone"].compare(results["mended"], seed=seed) if {"backbone", "mended"} <= set(results) else {}
+    fold = "" if wordings else "/wording="
     for task in tests.tasks():
         if tuning is not None:
-            console.print(side_by_side({column: found[task] for column, found in results.items() if task in found}))
+            console.print(side_by_side({column: found[task] for column, found in results.items() if task in found}, fold=fold))
         if task in differences:
-            console.print(differences[task].table(detail=detail))
+            console.print(differences[task].table(detail=detail, fold=fold))
         elif tuning is None:
-            console.print(*(found[task].table(detail) for found in results.values()))
+            console.print(*(found[task].table(detail, fold) for found in results.values()))
     if json is not None:
         content: dict[str, Any] = {column: found.to_dict() for column, found in results.items()}
         if differences:
