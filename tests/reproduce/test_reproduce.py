@@ -278,11 +278,11 @@ def test_the_plan_adds_up(mini: Miniature, tmp_path: Path) -> None:
     assert work.texts["released, training"] == 2 * 72
     assert work.rows == 10 * (2 * 1024 + 4 * 1024)
     assert work.texts["evaluation"] == 192 + 80 + 2 * 192 + 80
-    rates = Rates("cpu", images=10.0, texts=100.0, decoded=50.0, tokens=12.0, step=0.001)
+    rates = Rates("cpu", images=10.0, texts=100.0, decoded=50.0, tokens=12.0, step=0.001, gather=0.0005)
     plan = make_plan(counts, configs, {"cpu": rates}, tmp_path / "not" / "there", cpu_flops=1e10)
     assert plan.hours["cpu"]["features"] == pytest.approx((24 / 10 + 144 / 100) / 3600)
-    assert plan.hours["cpu"]["training"] == pytest.approx(work.rows * 0.001 / 3600)
-    assert plan.hours["gpu"]["training"] == pytest.approx(plan.hours["cpu"]["training"] / 1000)
+    assert plan.hours["cpu"]["training"] == pytest.approx(work.rows * 0.0015 / 3600)
+    assert plan.hours["gpu"]["training"] == pytest.approx(work.rows * (0.001 / 1000 + 0.0005) / 3600)
     assert "gpu" in plan.assumed
     assert plan.disk > 144 * (2 * 512 * 14 + 4 * 512 * 3)
     both = make_plan(counts, configs, {"cuda": rates, "cpu": rates}, tmp_path, cpu_flops=1e10)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from clipmend.backbones.base import DualEncoder
@@ -28,6 +29,8 @@ _DECODERS = 8
 _TEXTS_A_SET = 9.4
 _TRUTHFUL_MORE = 9  # statements and options an image beside its captions, plain and denied: see Denials
 _TABLE_BYTES = 400
+_BUILDING = {"released": 0.001, "truthful": 0.005}
+"""Seconds an image that captions and questions take to make and to read back (0.0007 and 0.003 measured on drawn scenes)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Rates:
         images, texts: per second through the encoder.
         decoded: images a second decoded, without the encoder.
         tokens: mean valid tokens of a caption.
-        step: seconds of training a caption of a batch costs.
+        step: seconds that a caption of a batch costs in the networks, forward and back.
+        gather: seconds that its features take out of memory and onto the device.
     """
 
     device: str
@@ -48,6 +52,7 @@ class Rates:
     decoded: float
     tokens: float
     step: float
+    gather: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Plan:
 
     Args:
         counts, work, rates: what it rests on; rates of every device that is there.
-        hours: by device and by part (``"features"``, ``"training"``, ``"evaluation"``).
+        hours: by device and by part (``"captions"``, ``"features"``, ``"training"``, ``"evaluation"``).
         assumed: the devices whose hours are not measured but calculated.
         disk: bytes to be written.
         free: bytes free where they go.
@@ -170,7 +175,13 @@ def make_plan(
         cpu = rates["cpu"]
         faster = GPU_FLOPS / cpu_flops
         everything["gpu"] = Rates(
-            "gpu", min(cpu.images * faster, cpu.decoded * _DECODERS), cpu.texts * faster, cpu.decoded, cpu.tokens, cpu.step / faster
+            "gpu",
+            min(cpu.images * faster, cpu.decoded * _DECODERS),
+            cpu.texts * faster,
+            cpu.decoded,
+            cpu.tokens,
+            cpu.step / faster,
+            cpu.gather,
         )
         assumed["gpu"] = (
             f"no GPU here: the CPU's times its {cpu_flops / 1e9:.0f} GFLOP/s to an assumed {GPU_FLOPS / 1e12:.0f} TFLOP/s, and "
@@ -178,11 +189,12 @@ def make_plan(
         )
     hours = {
         name: {
+            "captions": counts.images * sum(_BUILDING[objective] for objective in configs) / 3600,
             "features": (
                 work.training_images / r.images + sum(n for what, n in work.texts.items() if what != "evaluation") / r.texts
             )
             / 3600,
-            "training": work.rows * r.step / 3600,
+            "training": work.rows * (r.step + r.gather) / 3600,
             "evaluation": (work.test_images / r.images + work.texts["evaluation"] / r.texts) / 3600,
         }
         for name, r in everything.items()
@@ -232,9 +244,8 @@ def measure_rates(
     ordered = sorted(texts, key=len)  # features are taken so, for little padding
     text_rate = _rate(read, ordered, 64, seconds)
     tokens = sum(lengths) / len(lengths)
-    return Rates(
-        encoder.device.type, image_rate, text_rate, decoded, tokens, _seconds_a_row(config, encoder.device, tokens, seconds)
-    )
+    step, gather = _seconds_a_row(config, encoder.device, tokens, seconds)
+    return Rates(encoder.device.type, image_rate, text_rate, decoded, tokens, step, gather)
 
 
 def _rate(work: Callable[[Any], Any], items: Sequence[Any], batch: int, seconds: float) -> float:
@@ -251,8 +262,8 @@ def _rate(work: Callable[[Any], Any], items: Sequence[Any], batch: int, seconds:
     return done / max(time.perf_counter() - started, 1e-6)
 
 
-def _seconds_a_row(config: PeakPatchConfig, device: torch.device, tokens: float, seconds: float) -> float:
-    """Seconds that a caption costs in a training step: both networks, forward and back."""
+def _seconds_a_row(config: PeakPatchConfig, device: torch.device, tokens: float, seconds: float) -> tuple[float, float]:
+    """Seconds that a caption costs in a training step: both networks, forward and back; and its token states, taken from memory."""
     assert config.text_width is not None
     assert config.embed_dim is not None
     width, dim, layers = config.text_width, config.embed_dim, len(config.scn_layers or ())
@@ -279,7 +290,14 @@ def _seconds_a_row(config: PeakPatchConfig, device: torch.device, tokens: float,
             done = turn
             if turn and time.perf_counter() - started > seconds / 2:
                 break
-    return (time.perf_counter() - started) / (done * rows)
+    step = (time.perf_counter() - started) / (done * rows)
+    stored = np.full((4096 * long, width), 0.5, np.float16)  # larger than a cache; zeros would take no memory
+    rng, taken, started = np.random.default_rng(0), 0, time.perf_counter()
+    while time.perf_counter() - started < seconds / 5 or not taken:
+        first = rng.integers(4096, size=rows) * long
+        torch.from_numpy(stored[(first[:, None] + np.arange(long)).reshape(-1)]).to(device).float()
+        taken += rows
+    return step, (time.perf_counter() - started) / taken
 
 
 def matmul_rate(size: int = 1024, seconds: float = 0.5) -> float:
