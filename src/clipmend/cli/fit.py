@@ -126,11 +126,14 @@ def fit(
             "--nouns has no use in a fit from images alone, which --images-only, a text_only_weight of 0 and the objective "
             "'released' ask for; leave it out"
         )
+    known = None
     if data is not None:
         from clipmend.data.purpose import check_for_fit
+        from clipmend.data.scenes import negation_data_from_folder
 
         for note in check_for_fit(data, chosen.objective, allow_reserved=allow_reserved):
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"note: {note}", style="yellow", markup=False)
+        known = negation_data_from_folder(data)
     if steps is not None:
         chosen = replace(chosen, epochs=None)  # which would come before the steps
     words = None
@@ -154,7 +157,7 @@ def fit(
         images = torch.from_numpy(opened.embeddings(np.unique(np.linspace(0, len(opened) - 1, 20_000).astype(np.int64))))
     folder = work or out.with_name(f"{out.name}.work")
     patch: PeakPatch = clipmend.fit(
-        encoder, data, chosen, nouns=words, image_embeddings=images, directory=folder, progress=True,
+        encoder, known, chosen, nouns=words, image_embeddings=images, directory=folder, progress=True,
         on_validation=lambda step, metrics: console.print(f"step {step}: {_shown(metrics)}", markup=False),
     )  # fmt: skip
     patch.command = shlex.join(["clipmend", *sys.argv[1:]])

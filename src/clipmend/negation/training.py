@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -76,7 +77,8 @@ def fit(
         the patch with the best validation score, its metrics within.
 
     Raises:
-        ValueError: neither data nor nouns, data without negated captions, or embeddings that are not finite.
+        ValueError: neither data nor nouns, data without negated captions, a folder that is for tests or for the other objective
+            (see :func:`clipmend.data.purpose.check_for_fit`), or embeddings that are not finite.
     """
     config = _with_layers(config or PeakPatchConfig(), encoder)
     run = _Run(encoder, data, config, nouns, image_embeddings, None if directory is None else Path(directory), device, progress)
@@ -117,8 +119,11 @@ class _Run:
         image_mean = None
         if data is not None:
             if not isinstance(data, NegationData):
+                from clipmend.data.purpose import check_for_fit
                 from clipmend.data.scenes import negation_data_from_folder
 
+                for note in check_for_fit(data, config.objective):
+                    warnings.warn(note, stacklevel=3)
                 data = negation_data_from_folder(Path(data))
             if config.borrowed_denials > 0 and config.text_only_weight > 0 and config.objective == "truthful":
                 data = with_borrowed_denials(data, nouns, share=config.borrowed_denials, exclude=data.reserved)
@@ -314,9 +319,9 @@ class _Run:
                     terms.get("preserve", torch.zeros((), device=self.device)) + config.preservation_weight * preserved
                 )
         if self.scn is not None:
-            source = next((s for s in (main, self.sources.get("text")) if s is not None and s.questions), None)  # see _asked
-            if source is not None:
-                terms["scn"] = config.scn_weight * self._questions(source, rng, config.question_batch)
+            asked = next((s for s in (main, self.sources.get("text")) if s is not None and s.questions), None)  # see _asked
+            if asked is not None:
+                terms["scn"] = config.scn_weight * self._questions(asked, rng, config.question_batch)
         return terms
 
     def pretrain_loss(self, rng: np.random.Generator) -> dict[str, Tensor]:
