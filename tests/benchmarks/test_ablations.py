@@ -152,7 +152,7 @@ def test_page_of_the_documentation_has_its_marks_and_pictures(page: Any) -> None
 @pytest.mark.slow
 def test_tiny_run(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work, out, target = tmp_path / "work", tmp_path / "out.json", tmp_path / "page.md"
-    size = ["--scenes", "40", "--steps", "2", "--test-scenes", "24", "--work", str(work), "--json", str(out)]
+    size = ["--scenes", "40", "--steps", "2", "--test-scenes", "16", "--work", str(work), "--json", str(out)]
     script.main([*size, "--seeds", "0", "--variants", "backbone", "rivals", "scn-only", "published"])
     made = {path: path.read_bytes() for path in (work / "results").glob("*.json")}
     assert {path.stem for path in made} == {"backbone", "rivals", "scn-only-seed0", "published-seed0"}
@@ -182,5 +182,5 @@ def test_tiny_run(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
     text = target.read_text(encoding="utf-8")
     assert "no results" in text
     assert all(rival in text for rival in read["rivals"])
-    script.main(["--work", str(work), "--test-scenes", "24", "--pictures", "scenes", "--page", str(target)])
+    script.main(["--work", str(work), "--test-scenes", "16", "--pictures", "scenes", "--page", str(target)])
     assert Image.open(tmp_path / "images" / "ablations-search.png").size[0] > 600
