@@ -278,3 +278,14 @@ def test_many_skipped_images_are_named_up_to_five(checkpoint: str, tmp_path: Pat
     assert "bad4.png: is not an image" in output
     assert "bad5.png" not in output
     assert "and 2 more" in output
+
+
+def test_lists_with_a_name_too_long_and_an_open_quote(checkpoint: str, tmp_path: Path) -> None:
+    colour_folder(tmp_path / "photos", 1)
+    good = next(path.relative_to(tmp_path) for path in sorted((tmp_path / "photos").rglob("*.*")))
+    (tmp_path / "list.txt").write_text(f"{good}\n{'x' * 5000}.jpg\n")
+    output = " ".join(invoke(checkpoint, "images", tmp_path / "list.txt", "-o", tmp_path / "v.npy").split())
+    assert "1 of 2 images skipped" in output
+    (tmp_path / "open.csv").write_text('text\na dog\n"no cat\nanother\n')
+    result = runner.invoke(app, ["encode", checkpoint, "texts", str(tmp_path / "open.csv"), "-o", str(tmp_path / "t.npy")])
+    assert "open.csv: line 4 does not parse" in str(result.exception)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -466,3 +467,16 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, voc_folder: Path) -
     assert "no such split; there are trainval" in str(done.exception)
     assert not (tmp_path / "n").exists()
     assert "Example" in run.invoke(app, ["data", "negate", "--help"]).output
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    root = tmp_path / os.fsdecode(b"data\xff")
+    try:
+        root.mkdir()
+    except OSError:  # a file system of Unicode names alone
+        pytest.skip("the file system takes Unicode names alone")
+    coco(root)
+    with pytest.raises(ValueError, match=r"data\\xff.* has a name that is no text"):
+        negate(read(root, reader="coco"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert negate(read(root, reader="coco"), tmp_path / "out", copy_images=True).rows["images"] > 0

@@ -32,7 +32,7 @@ from clipmend.data.annotated import Denials, negation_data_of
 from clipmend.data.blind import Blind, blind_scores
 from clipmend.data.collect import Annotated, OnMissing, collect
 from clipmend.data.folder import CAPTION_COLUMNS, CHOICE_COLUMNS, PRESENCE_COLUMNS, TEMPLATES, caption_row, parse_of
-from clipmend.data.images import IMAGE_SUFFIXES, ImageError
+from clipmend.data.images import IMAGE_SUFFIXES, ImageError, display_path
 from clipmend.data.nouns import Noun
 from clipmend.data.output import new_folder
 from clipmend.data.readers.base import Record, Source
@@ -40,6 +40,7 @@ from clipmend.data.records import FORMS, Caption, NegationData, Question
 from clipmend.data.scenes.facts import text_rng
 from clipmend.data.scenes.wordings import RESERVED_WORDINGS
 from clipmend.data.statements import Speaker, wordings_called
+from clipmend.data.tables import is_text
 
 __all__ = ["Negated", "negate"]
 
@@ -126,6 +127,8 @@ def _images(data: Annotated, work: Path, target: Path, copy: bool) -> list[str]:
                 name = os.path.relpath(image.resolve(), target.resolve())
             except ValueError:  # another drive
                 name = str(image.resolve())
+            if not is_text(name):
+                raise ValueError(f"{display_path(image)} has a name that is no text, which a table cannot hold; copy the images")
             names.append(Path(name).as_posix())
             continue
         (work / "images").mkdir(exist_ok=True)

@@ -112,7 +112,8 @@ def list_images(
         return Rows([str(path)], [str(path)])
     rows = read_rows(source, column=column, id_column=id_column, skip_empty=skip_empty, stdin=stdin)
     base = Path() if source == "-" else path.parent
-    files = [base / value if (base / value).exists() else Path(value) for value in rows.values]
+    # os.path: a name too long for any file is a missing one, where Path's own method raises
+    files = [base / value if os.path.exists(base / value) else Path(value) for value in rows.values]
     return Rows(rows.values if id_column is None else rows.ids, [str(file) for file in files])
 
 
@@ -226,7 +227,7 @@ def _read_table(
     text: str, name: str, delimiter: str, column: str | None, id_column: str | None
 ) -> tuple[list[str], list[str], list[int]]:
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)  # an open quote would swallow the rest
     ids: list[str] = []
     values: list[str] = []
     lines: list[int] = []
