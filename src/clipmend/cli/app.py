@@ -15,6 +15,7 @@ COMMANDS = (
     "encode",
     "features",
     "evaluate",
+    "benchmark",
     "index",
     "search",
     "scenes",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clipmend.backbones import DualEncoder
     from clipmend.evaluation import Result
 
-__all__ = ["register"]
+__all__ = ["cut_offs", "register", "run"]
 
 CHOICE = """Example:
 
@@ -71,13 +71,16 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Measure a model, with or without a patch: multiple choice, retrieval, exclusion.",
+        help="Measure a model, with or without a patch: multiple choice, retrieval, exclusion, and what a gain costs.",
         epilog="Example:\n\nclipmend evaluate choice scenes --patch scenes --data scenes-test/choice.csv --json choice.json\n",
     )
     group.command(name="choice", epilog=CHOICE)(choice)
     group.command(name="retrieval", epilog=RETRIEVAL)(retrieval)
     group.command(name="exclusion", epilog=EXCLUSION)(exclusion)
     group.command(name="all", epilog=ALL)(everything)
+    from clipmend.cli.evaluate_costs import add_commands
+
+    add_commands(group)
     app.add_typer(group, name="evaluate")
 
 
@@ -114,7 +117,7 @@ def choice(
             **names,
         )
 
-    _run(measure, model, patch, strength, device, compare_backbone, seed, json)
+    run(measure, model, patch, strength, device, compare_backbone, seed, json)
 
 
 def retrieval(
@@ -133,7 +136,7 @@ def retrieval(
     device: Device = None,
 ) -> None:
     """Retrieval both ways: recall at k, ties counted against the model, and the median rank."""
-    ks = _cut_offs(at)
+    ks = cut_offs(at)
     refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, rerank=rerank > 0)
     from clipmend.evaluation import evaluate_retrieval, read_retrieval
 
@@ -155,7 +158,7 @@ def retrieval(
         )
 
     correction = "--rerank" if rerank else None
-    _run(measure, model, patch, strength, device, compare_backbone, seed, json, correction=correction)
+    run(measure, model, patch, strength, device, compare_backbone, seed, json, correction=correction)
 
 
 def exclusion(
@@ -206,7 +209,7 @@ def exclusion(
         )
 
     correction = "--scn" if scn else None
-    _run(measure, model, patch, strength, device, compare_backbone, seed, json, over=over, detail=detail, correction=correction)
+    run(measure, model, patch, strength, device, compare_backbone, seed, json, over=over, detail=detail, correction=correction)
 
 
 def everything(
@@ -233,7 +236,7 @@ def everything(
     device: Device = None,
 ) -> None:
     """Everything that a folder has tables for, and on request the baselines in the same table."""
-    ks = _cut_offs(at)
+    ks = cut_offs(at)
     refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, rerank=rerank > 0, no_scn=not scn)
     if parse not in ("gold", "rules") or (parse != "gold" and baselines is None):
         raise ValueError("--parse is gold or rules, and needs --baselines")
@@ -279,7 +282,7 @@ def everything(
         console.print(f"written: {write_json(json, content)}", soft_wrap=True)
 
 
-def _run(
+def run(
     measure: Callable[..., Result],
     model: str,
     patch: str | None,
@@ -334,7 +337,12 @@ def _missing(skip: bool) -> Any:
     return "skip" if skip else "error"
 
 
-def _cut_offs(text: str) -> tuple[int, ...]:
+def cut_offs(text: str) -> tuple[int, ...]:
+    """``"1,5,10"`` as numbers.
+
+    Raises:
+        ValueError: something else, or a number below 1.
+    """
     try:
         ks = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
     except ValueError:

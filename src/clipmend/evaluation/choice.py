@@ -47,6 +47,7 @@ class ChoiceItem:
         subset: part of the data it belongs to (``"standard"``, ``"reserved_wording"``, ...), ``""`` for none.
         parse: what each option asserts and denies, where the table says so.
         row: line of the table, 0 for a question that comes from no file.
+        made: form of each option where the make of the table is known and no parse is there; ``""`` for the right one's.
     """
 
     image: str
@@ -56,15 +57,18 @@ class ChoiceItem:
     subset: str = ""
     parse: tuple[Caption, ...] | None = None
     row: int = 0
+    made: tuple[str, ...] = ()
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Form of each option: from the parse, else from NegBench's order, else ``"other"``.
+        """Form of each option: from the parse, else from the table's known make, else from NegBench's order, else ``"other"``.
 
         NegBench writes the right option first, then a wrong hybrid, a wrong affirmative and a wrong negative one.
         """
         if self.parse is not None:
             forms = [option.form for option in self.parse]
+        elif len(self.made) == len(self.captions):
+            forms = list(self.made)
         elif len(self.captions) == 4 and self.answer == 0:
             forms = ["", "hybrid", "affirmative", "negative"]
         else:

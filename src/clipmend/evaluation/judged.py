@@ -9,7 +9,7 @@ annotation. All that it needs is one method (:class:`Judge`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -52,6 +52,7 @@ class OracleJudge:
         facts: what is true of each image, by the last part of its name: exhaustive for ``vocabulary``.
         vocabulary: what was annotated; any other thing cannot be told. ``None``: everything that some image has, and its nouns
             with any other adjective ("red cat", where cats and their colours are annotated).
+        nouns: nouns that were looked for besides, with any adjective, though no image may have them.
 
     Example:
         >>> judge = OracleJudge({"0.png": {"cat", "red cat"}, "1.png": {"dog"}})
@@ -59,20 +60,25 @@ class OracleJudge:
         [1.0, 0.0, 0.0, nan]
     """
 
-    def __init__(self, facts: dict[str, Iterable[str]], vocabulary: Iterable[str] | None = None) -> None:
+    def __init__(self, facts: dict[str, Iterable[str]], vocabulary: Iterable[str] | None = None, nouns: Iterable[str] = ()) -> None:
         self.facts = {Path(name).name: frozenset(things) for name, things in facts.items()}
         if len(self.facts) < len(facts):
             raise ValueError("two images of the annotation have the same file name, so that it is not clear which is meant")
+        self.images = tuple(facts)
         known = frozenset().union(*self.facts.values()) if vocabulary is None else frozenset(vocabulary)
         self.vocabulary = known
-        self._heads = {thing.rpartition(" ")[2] for thing in known} if vocabulary is None else frozenset()
+        self._heads = {*nouns, *(thing.rpartition(" ")[2] for thing in known if vocabulary is None)}
 
     @classmethod
     def of(cls, presence: Presence, facts: Sequence[Iterable[str]] | None = None) -> OracleJudge:
-        """From an annotation of presence, or, aligned with it, every true atom of each image."""
-        rows: Sequence[Iterable[str]] = presence.kinds if facts is None else facts
-        vocabulary = presence.vocabulary if facts is None else None
-        return cls(dict(zip(presence.images, rows, strict=True)), vocabulary)
+        """From an annotation of presence, or, aligned with it, every true atom of each drawn scene."""
+        if facts is None:
+            return cls(dict(zip(presence.images, presence.kinds, strict=True)), presence.vocabulary)
+        from clipmend.data.scenes.world import BACKGROUNDS, KINDS, plural
+
+        places = [background.rpartition(" ")[2] for background in BACKGROUNDS]
+        nouns = [*KINDS, *(plural(kind) for kind in KINDS), *places]  # "two cats" is an atom too
+        return cls(dict(zip(presence.images, facts, strict=True)), None, nouns)
 
     def judge(self, image_path: Path, things: Sequence[str]) -> list[float]:
         """1, 0, or NaN where the annotation does not say."""
@@ -193,6 +199,7 @@ def evaluate_respect(
     image_of: Sequence[int] | None = None,
     image_root: str | Path | None = None,
     image_embeddings: ImageEmbeddings | None = None,
+    files: Mapping[str, Path] | None = None,
     ks: Sequence[int] = (1, 5, 10),
     whole_gallery: bool | None = None,
     threshold: float = 0.5,
@@ -215,6 +222,7 @@ def evaluate_respect(
         image_of: position of the image each query was written for: intervals then draw images (default: every query its own).
         image_root: folder that image names start from.
         image_embeddings: ready image vectors: ``[N, D]`` in the order of ``images``, or a mapping by name.
+        files: file of each image that the judge is to look at, by name (default: found under ``image_root``).
         ks: cut-offs; one beyond the gallery is left out and noted.
         whole_gallery: also judge every image for every query (``respected@all``); default: for an :class:`OracleJudge` only.
         threshold: a thing is there from this probability on.
@@ -251,7 +259,9 @@ def evaluate_respect(
     embedding = prepared_texts(encoder, texts, batch_size=batch_size, progress=progress).embedding.float()
     top = _top(embedding, vectors, max(cuts))[text_of]  # [Q, max k]
     everything = isinstance(judge, OracleJudge) if whole_gallery is None else whole_gallery
-    answers = _ask(judge, asked, names, top, everything, image_root, progress)
+    root = Path(image_root) if image_root is not None else Path()
+    paths = [(files or {}).get(name) or find_image(name, root) or Path(name) for name in names]
+    answers = _ask(judge, asked, paths, top, everything, progress)
     respected, fulfilled = (np.full((len(asked), len(cuts)), np.nan) for _ in range(2))
     gallery = np.full(len(asked), np.nan)
     told = total = 0
@@ -261,7 +271,8 @@ def evaluate_respect(
         total += len(bad) * len(query.denies)
         told += int((~np.isnan(bad)).sum()) * len(query.denies)
         fine = np.where(np.isnan(bad), np.nan, 1 - bad)
-        whole = np.where(np.isnan(bad) | np.isnan(lacking), np.nan, (1 - bad) * lacking)
+        known = np.where(np.isnan(bad) | np.isnan(lacking), np.nan, 1.0)
+        whole = np.where((bad == 1) | (lacking == 0), 0.0, known)  # one fault is enough, whatever else is unknown
         for column, k in enumerate(cuts):
             respected[row, column] = _mean(fine[:k])
             fulfilled[row, column] = _mean(whole[:k])
@@ -298,33 +309,31 @@ def _top(texts: torch.Tensor, images: torch.Tensor, k: int) -> NDArray[np.int64]
 def _ask(
     judge: Judge,
     queries: Sequence[Caption],
-    names: Sequence[str],
+    paths: Sequence[Path],
     top: NDArray[np.int64],
     everything: bool,
-    image_root: str | Path | None,
     progress: bool,
 ) -> list[dict[str, float]]:
     """What the judge says of each image: each is shown once, with every thing that some query asks of it."""
-    wanted: list[dict[str, None]] = [{} for _ in names]
+    wanted: list[dict[str, None]] = [{} for _ in paths]
     if everything:
         things = dict.fromkeys(thing for query in queries for thing in (*query.denies, *query.asserts))
-        wanted = [things for _ in names]
+        wanted = [things for _ in paths]
     else:
         for row, query in enumerate(queries):
             for image in top[row]:
                 wanted[image].update(dict.fromkeys((*query.denies, *query.asserts)))
-    root = Path(image_root) if image_root is not None else Path()
     answers: list[dict[str, float]] = []
-    for name, needed in track(zip(names, wanted, strict=True), len(names), "judging", progress):
+    for path, needed in track(zip(paths, wanted, strict=True), len(paths), "judging", progress):
         if not needed:
             answers.append({})
             continue
-        said = [float(p) for p in judge.judge(find_image(name, root) or Path(name), list(needed))]
+        said = [float(p) for p in judge.judge(path, list(needed))]
         if len(said) != len(needed):
-            raise ValueError(f"{name}: the judge gave {len(said)} numbers for {len(needed)} things")
+            raise ValueError(f"{path}: the judge gave {len(said)} numbers for {len(needed)} things")
         wrong = next((p for p in said if not math.isnan(p) and not 0 <= p <= 1), None)
         if wrong is not None:
-            raise ValueError(f"{name}: the judge said {wrong}, which is no probability")
+            raise ValueError(f"{path}: the judge said {wrong}, which is no probability")
         answers.append(dict(zip(needed, said, strict=True)))
     return answers
 

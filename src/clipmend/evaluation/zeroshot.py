@@ -49,6 +49,7 @@ class LabelledImages:
         image_root: folder that image names start from.
         content: the images themselves (PIL), aligned with ``images``, where they lie in no files.
         notes: what was noticed while reading.
+        fingerprint: what tells the data set's state from another, where its images lie in no files.
 
     Raises:
         ValueError: no images, a label outside the classes, fewer than two classes, or two classes of one name.
@@ -61,6 +62,7 @@ class LabelledImages:
     image_root: Path | None = None
     content: Sequence[Any] | None = None
     notes: list[str] = field(default_factory=list)
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         where = self.source or "labelled images"
@@ -159,7 +161,14 @@ def read_labelled_hf(
         raise ValueError(f"{name}: {int((labels < 0).sum())} of {len(labels)} images have no label; this split is for hidden tests")
     names = _named(name, list(features[label].names), class_names)
     images = [f"{name}: row {row}" for row in range(len(labels))]
-    return LabelledImages(images, labels, names, Path(name).name, content=_Column(dataset, image))
+    return LabelledImages(
+        images,
+        labels,
+        names,
+        Path(name).name,
+        content=_Column(dataset, image),
+        fingerprint=str(getattr(dataset, "_fingerprint", "")),
+    )
 
 
 class _Column(Sequence[Any]):
