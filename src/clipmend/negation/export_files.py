@@ -54,8 +54,8 @@ def _byte_pairs(tokens: TextTokens) -> Any:
     """open_clip's byte-pair tokenizer as transformers has it; ``None`` where the two do not agree on a few texts."""
     from transformers import CLIPTokenizer
 
-    own = getattr(tokens, "tokenizer", None)
-    if not (hasattr(own, "encoder") and hasattr(own, "bpe_ranks")):
+    own: Any = getattr(tokens, "tokenizer", None)
+    if own is None or not (hasattr(own, "encoder") and hasattr(own, "bpe_ranks")):
         return None
     merges = [pair for pair, _ in sorted(own.bpe_ranks.items(), key=lambda item: item[1])]
     words = {number: word for word, number in own.encoder.items()}

@@ -25,6 +25,8 @@ class TextGraph(nn.Module):
         normalize: give unit vectors; ``False``: at the length of the plain embedding.
     """
 
+    matrix: Tensor  # [W, D], a buffer; only of a tower whose projection is no module
+
     def __init__(
         self,
         tower: TextTower,
