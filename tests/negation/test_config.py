@@ -159,3 +159,8 @@ def test_numpy_numbers_can_be_saved():
     )
     assert PeakPatchConfig.from_dict(config.to_dict()) == config
     assert '"peak": 4' in config.to_json()
+
+
+def test_no_heads_are_told_before_anything_is_divided_by_them():
+    with pytest.raises(ValueError, match="heads must be at least 1"):
+        PeakPatchConfig(text_width=16, heads=0)

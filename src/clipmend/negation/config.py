@@ -153,8 +153,6 @@ class PeakPatchConfig:
         self._check_layers()
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
-        if self.text_width is not None and not self.eos_only and self.text_width % self.heads:
-            raise ValueError(f"heads must divide text_width: {self.text_width} % {self.heads} = {self.text_width % self.heads}")
         if self.guidance_until is not None and not self.guidance_until > 0:
             raise ValueError(f"guidance_until must be above 0 or None, not {self.guidance_until}")
         if self.logit_scale is not None and not self.logit_scale > 0:
@@ -174,6 +172,8 @@ class PeakPatchConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.text_width is not None and not self.eos_only and self.text_width % self.heads:
+            raise ValueError(f"heads must divide text_width: {self.text_width} % {self.heads} = {self.text_width % self.heads}")
         for name in (
             "bound",
             "ecn_learning_rate",
