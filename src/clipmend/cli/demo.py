@@ -28,7 +28,7 @@ def demo(
     ),
     train: int = typer.Option(1500, "--train", min=60, help="Drawn scenes to fit on."),
     test: int = typer.Option(400, "--test", min=60, help="Held-out scenes to measure and search."),
-    steps: int = typer.Option(240, "--steps", min=1, help="Optimiser steps of the fit."),
+    steps: int = typer.Option(200, "--steps", min=1, help="Optimiser steps of the fit."),
     sets: int = typer.Option(0, "--sets", min=0, help="Noun sets mixed into the fit; 0: images alone, which takes fewer steps."),
     seed: int = typer.Option(0, "--seed", min=0, help="Seed of scenes and fit."),
 ) -> None:

@@ -40,7 +40,7 @@ class DemoOptions:
     train: int = 1500
     test: int = 400
     sets: int = 0
-    steps: int = 240
+    steps: int = 200
     hidden: int = 512
     seed: int = 0
     photos: Path | None = None
