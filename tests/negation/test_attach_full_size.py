@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,25 @@ def test_autocast_and_pickle(vit: SimpleNamespace) -> None:
     assert half.dtype == torch.bfloat16
     assert (F.cosine_similarity(half.float(), expected) > 0.99).all()
     assert torch.equal(features(vit, model=again), expected)
+
+
+def worker(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        return model.get_text_features(**inputs).pooler_output.clone()
+
+
+def test_pickled_into_worker_processes(vit: SimpleNamespace) -> None:
+    sets = [TEXTS, ["no cars", "a dog"]]
+    inputs = [dict(vit.options["tokenizer"](texts, return_tensors="pt", padding=True)) for texts in sets]
+    plain = features(vit)
+    with vit.patch.attached(vit.model, **vit.options):
+        expected = [features(vit, texts) for texts in sets]
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            found = [pool.submit(worker, vit.model, own) for own in inputs]
+            for actual, wanted in zip(found, expected, strict=True):
+                assert_close(actual.result(timeout=600), wanted, **NEAR)
+    assert features(vit).numpy().tobytes() == plain.numpy().tobytes()
 
 
 def test_compiled_by_the_default_compiler(vit: SimpleNamespace) -> None:
