@@ -349,6 +349,7 @@ def _quantise(folder: Path, tower: TextTower, sample: list[str]) -> dict[str, An
             folder / INT8,
             weight_type=QuantType.QInt8,
             per_channel=True,
+            nodes_to_exclude=_not_linear(folder / TEXT),
             use_external_data_format=(folder / f"{TEXT}.data").is_file(),
         )
     whole, small = session(folder / TEXT), session(folder / INT8)
@@ -369,6 +370,16 @@ def _quantise(folder: Path, tower: TextTower, sample: list[str]) -> dict[str, An
         "change_cosine_mean": float(change.mean()),
         "change_cosine_min": float(change.min()),
     }
+
+
+def _not_linear(file: Path) -> list[str]:
+    """Names of the matrix products that are no linear layer (activations times a weight ``[in, out]``): they stay in float32."""
+    import onnx
+
+    graph = onnx.load(file, load_external_data=False).graph
+    weights = {weight.name: len(weight.dims) for weight in graph.initializer}
+    products = (node for node in graph.node if node.op_type == "MatMul")
+    return [node.name for node in products if node.input[0] in weights or weights.get(node.input[1]) != 2]
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
