@@ -26,9 +26,9 @@ def demo(
     photos: Path | None = typer.Option(
         None, "--photos", metavar="DIR", help="Search your own photographs, not the installed ones."
     ),
-    train: int = typer.Option(1500, "--train", min=60, help="Drawn scenes to fit on."),
+    train: int = typer.Option(1100, "--train", min=60, help="Drawn scenes to fit on."),
     test: int = typer.Option(400, "--test", min=60, help="Held-out scenes to measure and search."),
-    steps: int = typer.Option(200, "--steps", min=1, help="Optimiser steps of the fit."),
+    steps: int = typer.Option(160, "--steps", min=1, help="Optimiser steps of the fit."),
     sets: int = typer.Option(0, "--sets", min=0, help="Noun sets mixed into the fit; 0: images alone, which takes fewer steps."),
     seed: int = typer.Option(0, "--seed", min=0, help="Seed of scenes and fit."),
 ) -> None:

@@ -37,10 +37,10 @@ class DemoOptions:
         photos: a folder of the user's own photographs instead of the installed ones.
     """
 
-    train: int = 1500
+    train: int = 1100
     test: int = 400
     sets: int = 0
-    steps: int = 200
+    steps: int = 160
     hidden: int = 512
     seed: int = 0
     photos: Path | None = None
