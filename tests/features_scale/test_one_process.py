@@ -23,6 +23,7 @@ import clipmend
 from clipmend.backbones.base import LongTextsWarning
 from clipmend.backbones.text import TextAndImageEncoder
 from clipmend.cli.app import app
+from clipmend.data.scenes import negation_data_from_folder
 from clipmend.features import Features, make_features
 from clipmend.features import survey as survey_module
 from clipmend.features.survey import DataSource, StoredImages, survey
@@ -374,6 +375,20 @@ def test_a_fit_reads_them(tmp_path: Path) -> None:
     assert second.texts_seen == 0
     assert patch.metrics["images"] > 0
     plain = clipmend.fit(RandomDualEncoder(), tmp_path / "drawn", config)
+    assert patch.training_data == plain.training_data
+
+
+def test_a_mixed_fit_reads_them_too(tmp_path: Path) -> None:
+    """Its borrowed captions and noun sets are encoded by the fit, the data's own captions are not."""
+    shown = CliRunner().invoke(app, ["scenes", str(tmp_path / "drawn"), "--count", "40", "--size", "32", "--seed", "1"])
+    assert shown.exit_code == 0, shown.output
+    config = PeakPatchConfig(steps=1, epochs=None, batch_size=8, hidden=16, text_only_sets=64, guidance_weight=0.0, **made.LAYERS)
+    make_features(RandomDualEncoder(), tmp_path / "drawn", tmp_path / "work", config=config, image_unit=16, text_unit=64)
+    with_them, without = RandomDualEncoder(), RandomDualEncoder()
+    patch = clipmend.fit(with_them, tmp_path / "drawn", config, directory=tmp_path / "work")
+    plain = clipmend.fit(without, tmp_path / "drawn", config)
+    own = {caption.text for caption in negation_data_from_folder(tmp_path / "drawn").captions}
+    assert without.texts_seen - with_them.texts_seen == len(own)
     assert patch.training_data == plain.training_data
 
 

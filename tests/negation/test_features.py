@@ -79,6 +79,24 @@ def test_each_distinct_caption_is_encoded_once(encoder: RandomDualEncoder) -> No
     assert all(torch.equal(once[key], again[key]) for key in once)
 
 
+def test_followed_by_equals_one_extraction(encoder: RandomDualEncoder, tmp_path: Path) -> None:
+    texts = captions(50)
+    parts = [
+        extract_text_features(encoder, part, **LAYERS, shard_size=8, directory=tmp_path / str(len(part)))
+        for part in (texts[:30], texts[30:])
+    ]
+    joined = parts[0].followed_by(parts[1])
+    assert len(joined) == 50
+    rows = [49, 0, 31, 29, 30, 3]
+    for features in (joined, joined.in_memory(), parts[0].in_memory().followed_by(parts[1].in_memory())):
+        wanted, got = extract_text_features(encoder, texts, **LAYERS).batch(rows), features.batch(rows)
+        for key in wanted:
+            torch.testing.assert_close(got[key], wanted[key], atol=2e-3, rtol=1e-3)
+    other = extract_text_features(encoder, texts, anchor=1, peak=3, scn_layers=(3, 4))
+    with pytest.raises(ValueError, match="peak is 2 in one and 3 in the other"):
+        joined.followed_by(other)
+
+
 def test_memory_folder_and_reopened_folder_agree_exactly(encoder: RandomDualEncoder, tmp_path: Path) -> None:
     texts = captions(70)
     memory = extract_text_features(encoder, texts, **LAYERS, batch_size=10, shard_size=20)

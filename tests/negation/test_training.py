@@ -293,7 +293,7 @@ def test_the_name_of_the_data_is_no_place(encoder, embeddings, tmp_path, name):
     fit(encoder, data, replace(TINY, steps=1), image_embeddings=embeddings, directory=tmp_path / "work")
     assert [p.name for p in tmp_path.iterdir()] == ["work"]
     kept = list((tmp_path / "work" / "features").iterdir())
-    assert sorted(p.name for p in kept if p.is_dir()) == ["captions", "text-only-texts"]
+    assert sorted(p.name for p in kept if p.is_dir()) == ["captions", "captions-borrowed", "text-only-texts"]
     assert all(p.name.startswith(("captions-guidance-", "text-only-texts-guidance-")) for p in kept if p.is_file())
 
 

@@ -82,7 +82,7 @@ def test_from_folders_to_table_and_again(mini: Miniature, checkpoint: str, confi
     out = tmp_path / "out"
     output = run(*arguments(mini, checkpoint, out, "--config", config))
     assert "multiple choice, COCO" in output
-    assert "published (PeakPatch's authors)" in output
+    assert "published (arXiv 2607.23271)" in output
     assert "nowhere: chosen" in output  # what is not known of the configuration is said
     with (out / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

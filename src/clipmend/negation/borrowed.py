@@ -14,7 +14,8 @@ import numpy as np
 from clipmend.data.nouns import Noun
 from clipmend.data.records import Caption, NegationData
 from clipmend.data.scenes.wordings import WORDINGS
-from clipmend.negation.text_only import SENTENCES, as_sentences, chosen_nouns, fill
+from clipmend.data.statements import fill
+from clipmend.negation.text_only import SENTENCES, as_sentences, chosen_nouns
 
 __all__ = ["with_borrowed_denials"]
 

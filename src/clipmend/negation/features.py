@@ -99,6 +99,18 @@ class TextFeatures:
         """The same features for some captions, in the order given; nothing is copied."""
         return replace(self, index=self.index[self._checked(rows)])
 
+    def followed_by(self, other: TextFeatures) -> TextFeatures:
+        """The captions of both, these first; nothing is copied.
+
+        Raises:
+            ValueError: features of other layers or sizes.
+        """
+        for name in ("anchor", "peak", "scn_layers", "embed_dim", "text_width"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other")
+        stored = int(self._first[-1])
+        return replace(self, index=np.concatenate([self.index, other.index + stored]), shards=(*self.shards, *other.shards))
+
     def in_memory(self) -> TextFeatures:
         """A copy in ordinary memory, in one piece: the fastest to draw batches from."""
         if not self.shards:

@@ -18,6 +18,7 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.data.nouns import Noun, load_nouns
 from clipmend.data.records import Caption, NegationData, Question
 from clipmend.data.scenes.wordings import WORDINGS, Wording
+from clipmend.data.statements import fill, listed
 
 __all__ = ["text_only_captions", "text_only_data"]
 
@@ -187,23 +188,9 @@ class _Writer:
         return [nouns[k] for k in self.rng.permutation(len(nouns))[:count].tolist()]
 
 
-def listed(nouns: Sequence[Noun]) -> str:
-    """``"a cat, an apple and bread"``."""
-    names = [noun.indefinite for noun in nouns]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def as_sentences(parts: Sequence[str]) -> str:
     """``"There is no cat. A photo of a teapot."``"""
     return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
-
-
-def fill(template: str, denied: Sequence[Noun], pos: str = "", place: str = "") -> str:
-    """Fill a template of a :class:`Wording`: ``denied`` are its ``{x}`` and, where it has one, ``{y}``."""
-    first, second = denied[0], denied[-1]
-    one = {"x": first.singular, "xs": first.some, "a": first.indefinite}
-    two = {"y": second.singular, "ys": second.some, "b": second.indefinite}
-    return template.format(**one, **two, pos=pos, place=place)
 
 
 def chosen_nouns(nouns: Sequence[str] | int | None, exclude: Collection[str] = ()) -> list[Noun]:

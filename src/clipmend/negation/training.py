@@ -7,7 +7,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -22,22 +21,15 @@ from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import NegationData
-from clipmend.negation.borrowed import with_borrowed_denials
 from clipmend.negation.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.negation.config import PeakPatchConfig
-from clipmend.negation.features import extract_image_features, extract_text_features
-from clipmend.negation.guidance import kept_guidance
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
 from clipmend.negation.objective import pair_loss, preservation_loss, question_loss, released_loss, truthful_loss
 from clipmend.negation.patch import PeakPatch
-from clipmend.negation.sampling import Source, split_images
-from clipmend.negation.text_only import text_only_data
-from clipmend.negation.validation import Validation
+from clipmend.negation.sampling import Source
+from clipmend.negation.sources import Preparation, digest_of
 
 __all__ = ["fit"]
-
-TEXT_ONLY = "text-only-texts"
-"""Folder of the features of noun sets' captions."""
 
 
 def fit(
@@ -114,37 +106,11 @@ class _Run:
         self.encoder, self.config, self.directory, self.progress = encoder, config, directory, progress
         self.device = torch.device(device) if device is not None else encoder.device
         self.started = time.monotonic()
-        sources: dict[str, Source] = {}
-        validations: dict[str, Validation] = {}
-        image_mean = None
-        if data is not None:
-            if not isinstance(data, NegationData):
-                from clipmend.data.purpose import check_for_fit
-                from clipmend.data.scenes import negation_data_from_folder
-
-                for note in check_for_fit(data, config.objective):
-                    warnings.warn(note, stacklevel=3)
-                data = negation_data_from_folder(Path(data))
-            if config.borrowed_denials > 0 and config.text_only_weight > 0 and config.objective == "truthful":
-                data = with_borrowed_denials(data, nouns, share=config.borrowed_denials, exclude=data.reserved)
-            images = self._unit(image_embeddings if image_embeddings is not None else self._image_features(data), data)
-            image_mean = images.mean(0)
-            sources["images"], validations["images"] = self._source(
-                "captions", data, images, None if data.groups is None else np.asarray(data.groups)
-            )
-            if nouns is not None and (config.text_only_weight == 0 or config.objective != "truthful"):
-                raise ValueError("nouns are for text-only pairs, which this fit has none of (text_only_weight=0, or not truthful)")
-        elif image_embeddings is not None:
-            image_mean = self._unit(image_embeddings, None).mean(0)
-        if data is None or (config.text_only_weight > 0 and config.objective == "truthful"):
-            # The sets are data: seed 0 whatever the seed of the training.
-            noun_data, stand_ins, groups = text_only_data(
-                encoder, nouns, count=config.text_only_sets, seed=0, image_mean=image_mean,
-                exclude=data.reserved if data is not None else (), progress=progress,
-            )  # fmt: skip
-            sources["text"], validations["text"] = self._source(TEXT_ONLY, noun_data, stand_ins, groups)
-        self.sources, self.validations = sources, validations
-        self.digest = self._training_digest()
+        self.sources, self.validations = Preparation(encoder, config, directory, progress).sources(data, nouns, image_embeddings)
+        self.digest = digest_of(self.sources)
+        # Where there are images, the score is corrected for them alone: what stands in for an image of the noun sets has other,
+        # easier cosines.
+        self.asked = next((name for name in ("images", "text") if name in self.sources and self.sources[name].questions), None)
         torch.manual_seed(config.seed)
         assert config.text_width is not None
         assert config.embed_dim is not None
@@ -158,68 +124,9 @@ class _Run:
             self.scn = ScoreCorrectionNetwork(config.embed_dim, len(config.scn_layers), config.context, config.bound).to(
                 self.device
             )
-        images_total = max(len(s.chosen) for s in sources.values())
+        images_total = max(len(s.chosen) for s in self.sources.values())
         self.steps = math.ceil(config.epochs * images_total / config.batch_size) if config.epochs else config.steps
         self.eval_every = config.eval_every or max(1, self.steps // 10)
-
-    # ---- data -------------------------------------------------------------------------------------------------------------
-
-    def _unit(self, embeddings: Tensor, data: NegationData | None) -> Tensor:
-        """Float32 unit rows, after a check of shape and values; ``data`` names the images in an error."""
-        name = "image_embeddings" if data is None else data.name
-        embeddings = torch.as_tensor(embeddings).float().cpu()
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.encoder.embed_dim or not len(embeddings):
-            raise ValueError(
-                f"{name}: image embeddings must be [images, {self.encoder.embed_dim}] for {self.encoder.name}, "
-                f"not {list(embeddings.shape)}"
-            )
-        finite = torch.isfinite(embeddings).all(1)
-        if not finite.all():
-            bad = int((~finite).nonzero()[0])
-            shown = f" ({data.images[bad]})" if data is not None and bad < len(data.images) else ""
-            raise ValueError(f"{name}: the embedding of image {bad}{shown} holds NaN or infinity")
-        return F.normalize(embeddings, dim=-1)
-
-    def _folder(self, name: str) -> Path | None:
-        return None if self.directory is None else self.directory / "features" / name
-
-    def _image_features(self, data: NegationData) -> Tensor:
-        return torch.as_tensor(
-            np.asarray(extract_image_features(self.encoder, data.images, directory=self._folder("images"), progress=self.progress))
-        )
-
-    def _source(self, folder: str, data: NegationData, images: Tensor, groups: np.ndarray | None) -> tuple[Source, Validation]:
-        if not any(c.denies for c in data.captions):
-            raise ValueError(f"{data.name}: not one caption denies anything; there is nothing to learn negation from")
-        config = self.config
-        assert config.anchor is not None
-        assert config.peak is not None
-        assert config.scn_layers is not None
-        texts = extract_text_features(
-            self.encoder, [c.text for c in data.captions], anchor=config.anchor, peak=config.peak,
-            scn_layers=config.scn_layers, directory=self._folder(folder), progress=self.progress,
-        )  # fmt: skip
-        if groups is None:
-            train, held = split_images(len(images), config.validation_fraction, config.seed)
-        else:  # whole worlds are held out, so that no noun set of a held-out world was trained on
-            names = np.unique(groups)
-            kept, out = split_images(len(names), min(config.validation_fraction, 4 / max(len(names), 1)), config.seed)
-            train, held = np.flatnonzero(np.isin(groups, names[kept])), np.flatnonzero(np.isin(groups, names[out]))
-        targets = None
-        if config.guidance_weight > 0 and config.objective == "truthful":
-            strength = config.text_only_strength if folder == TEXT_ONLY else config.guidance_strength
-            targets = kept_guidance(self.encoder, data.captions, strength, self._folder(f"{folder}-guidance"), self.progress)
-        training = Source(data, images, texts, train, groups, targets, balanced=config.objective == "truthful")
-        return training, Validation(Source(data, images, texts, held, groups), seed=config.seed)
-
-    def _training_digest(self) -> str:
-        digest = hashlib.sha256()
-        for name, source in sorted(self.sources.items()):
-            digest.update(name.encode())
-            for caption in source.data.captions:
-                digest.update(f"{caption.image}\t{caption.text}\t{caption.asserts}\t{caption.denies}\n".encode())
-            digest.update(np.ascontiguousarray(source.images.numpy()).tobytes())
-        return digest.hexdigest()
 
     # ---- one step ---------------------------------------------------------------------------------------------------------
 
@@ -318,10 +225,8 @@ class _Run:
                 terms["preserve"] = (
                     terms.get("preserve", torch.zeros((), device=self.device)) + config.preservation_weight * preserved
                 )
-        if self.scn is not None:
-            asked = next((s for s in (main, self.sources.get("text")) if s is not None and s.questions), None)  # see _asked
-            if asked is not None:
-                terms["scn"] = config.scn_weight * self._questions(asked, rng, config.question_batch)
+        if self.scn is not None and self.asked is not None:
+            terms["scn"] = config.scn_weight * self._questions(self.sources[self.asked], rng, config.question_batch)
         return terms
 
     def pretrain_loss(self, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -385,8 +290,10 @@ class _Run:
 
         Questions about images count where there are any. The released objective keeps the published bound.
         """
-        asked = self._asked()
-        if self.scn is None or asked is None or self.config.objective == "released":
+        if self.scn is None or self.asked is None or self.config.objective == "released":
+            return
+        asked = self.validations[self.asked]
+        if not asked.questions:
             return
         correct = partial(self.correct, asked.source)
         tried = {}
@@ -398,19 +305,13 @@ class _Run:
         self.scn.bound = best
         self.config = replace(self.config, bound=best)
 
-    def _asked(self) -> Validation | None:
-        """Whose questions the SCN answers: where there are images, the score is corrected for them alone, since what stands in for
-        an image of the noun sets has other, easier cosines."""
-        both = (self.validations.get("images"), self.validations.get("text"))
-        return next((validation for validation in both if validation is not None and validation.questions), None)
-
     def validate(self) -> dict[str, float]:
         """Metrics on held-out images and held-out noun worlds; ``score`` is what the best state is chosen by."""
         self._train_mode(False)
         metrics: dict[str, float] = {}
         with torch.inference_mode():
             for name, validation in self.validations.items():
-                scn = self.scn if validation is self._asked() else None
+                scn = self.scn if name == self.asked else None
                 for key, value in validation.measure(partial(self.correct, validation.source), scn).items():
                     metrics[f"{name}/{key}"] = value
         scores = [value for key, value in metrics.items() if key.endswith("/score")]
