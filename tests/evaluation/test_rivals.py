@@ -20,6 +20,7 @@ from clipmend.evaluation import (
     gold_captions,
     rule_form,
 )
+from clipmend.evaluation.rivals.compare import make_rivals
 from helpers import RandomDualEncoder
 
 TEXTS = (
@@ -167,3 +168,17 @@ def test_both_parses_of_a_drawn_folder(drawn: Path) -> None:
         assert rules[name]["retrieval"].metrics == gold[name]["retrieval"].metrics
     with pytest.raises(ValueError, match="parse is 'gold' or 'rules'"):
         evaluate_rivals(encoder, drawn, drawn, parse="none")  # type: ignore[arg-type]
+
+
+def test_rivals_that_are_compared_embed_a_text_once() -> None:
+    encoder = RandomDualEncoder()
+    forms = {"a cup but no cat": Caption("a cup but no cat", 0, "hybrid", ("cup",), ("cat",), "no")}
+    first, second = make_rivals(encoder, forms, names=["arithmetic", "projection"])
+    alone = make_rivals(RandomDualEncoder(), forms, names=["projection"])[0]
+    first.encode_texts(["a cup but no cat", "a cup"])
+    seen = encoder.texts_seen
+    shared = second.encode_texts(["a cup but no cat", "a cup"])
+    torch.testing.assert_close(shared, alone.encode_texts(["a cup but no cat", "a cup"]))
+    assert encoder.texts_seen - seen < alone.encoder.texts_seen  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="share no embeddings"):
+        second.share(alone)

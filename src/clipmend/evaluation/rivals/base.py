@@ -180,6 +180,16 @@ class Rival(TextSideWrapper):
     def parts(self, text: str, form: Form, plain: Mapping[str, Tensor]) -> Tensor:
         """``[1 + strengths, D]``: the base, and the change that each strength multiplies."""
 
+    def share(self, other: Rival) -> None:
+        """Use the same plain embeddings as a rival of the same encoder, so that a text that both need is embedded once.
+
+        Raises:
+            ValueError: another encoder.
+        """
+        if other.encoder is not self.encoder:
+            raise ValueError(f"{self.encoder.name} and {other.encoder.name}: rivals of two encoders share no embeddings")
+        self._cache = other._cache
+
     def at(self: R, *strengths: float) -> R:
         """The same rival at other strengths; embeddings already computed are shared."""
         other = copy(self)

@@ -52,6 +52,8 @@ def make_rivals(
             made += [moved, NegationDirection(encoder, forms, moved.direction, mode="project")]
         else:
             raise ValueError(f"there is no rival {name!r}; choose among arithmetic, projection, direction")
+    for rival in made[1:]:
+        rival.share(made[0])
     return made
 
 
