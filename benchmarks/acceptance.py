@@ -180,7 +180,7 @@ def main() -> None:
             plain = encoder.encode_texts(texts)
             values["kept"] = (plain * mended.encode_texts(texts)).sum(-1).mean().item()
             values["kept_gate"] = float(torch.equal(plain, patch.apply(encoder, gate=True).encode_texts(texts)))
-            console.print(f"fit {seed} ({kind}): {seconds[-1]:.0f} s, best step {patch.metrics['best_step']}")
+            console.print(f"fit {seed} ({kind}): {seconds[-1]:.0f} s, kept step {patch.metrics['best_step']}")
             for what, _, bar, reached in bars(backbone, [values], {}):
                 console.print(f"    {what:40} {reached[0]:.3f}  {bar}")
             return patch, values, evaluation

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder, Fingerprint, LongTextsWarning, OnLong, TextStates
+from clipmend.data.records import Caption, NegationData, Question
+
+KINDS = ["cat", "dog", "cup", "tree", "car", "hat"]
 
 
 class RandomDualEncoder(DualEncoder):
@@ -153,3 +156,24 @@ class RandomDualEncoder(DualEncoder):
             out.append(self.image_projection(torch.from_numpy(np.stack(rows[start : start + batch_size]))))
         joined = torch.cat(out) if out else torch.zeros(0, self.embed_dim)
         return F.normalize(joined, dim=-1) if normalize else joined
+
+
+def small_data(count: int = 40, seed: int = 0) -> NegationData:
+    """Made-up images that show one to three kinds each, with captions that assert and deny them, and one question an image."""
+    rng = np.random.default_rng(seed)
+    facts, captions, questions = [], [], []
+    for image in range(count):
+        here = rng.permutation(KINDS)[: rng.integers(1, 4)].tolist()
+        gone = [k for k in KINDS if k not in here]
+        facts.append(frozenset(here))
+        first = len(captions)
+        captions += [
+            Caption(f"a photo of a {here[0]}", image, "affirmative", (here[0],)),
+            Caption(f"a {here[0]} but no {gone[0]}", image, "hybrid", (here[0],), (gone[0],), "no"),
+            Caption(f"a photo without a {gone[1]}", image, "negative", (), (gone[1],), "without"),
+            Caption(f"no {here[0]}", -1, "negative", (), (here[0],), "no"),
+            Caption(f"a {gone[0]} and no {here[0]}", -1, "hybrid", (gone[0],), (here[0],), "no"),
+            Caption(f"a {gone[1]}", -1, "affirmative", (gone[1],)),
+        ]
+        questions.append(Question(image, (first + 3, first + 2, first + 4, first + 5), 1, "negative"))
+    return NegationData([f"{k}.png" for k in range(count)], facts, captions, questions, name="small")

@@ -61,7 +61,7 @@ def failure(*arguments: object) -> str:
 def test_a_fit_leaves_a_patch_and_no_work(world: Path, config: Path, tmp_path: Path, encoder: RandomDualEncoder) -> None:
     out = tmp_path / "a b" / "pätch"
     output = run("--data", world, "--config", config, "--steps", 1, "-o", out)
-    assert "best at step 1 of 1" in output
+    assert "kept the state of step 1 of 1" in output
     patch = PeakPatch.from_pretrained(out)
     assert patch.apply(encoder).encode_texts(["a cat but no dog"]).shape == (1, 16)
     assert [p.name for p in out.parent.iterdir()] == [out.name]

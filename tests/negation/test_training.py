@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from clipmend.data.nouns import load_nouns
-from clipmend.data.records import FALSE, TRUE, Caption, NegationData, Question
+from clipmend.data.records import FALSE, TRUE, NegationData, Question
 from clipmend.data.scenes.wordings import RESERVED_PATTERN
 from clipmend.negation import PeakPatchConfig
 from clipmend.negation.features import extract_text_features
@@ -21,33 +21,12 @@ from clipmend.negation.sampling import Source, split_images
 from clipmend.negation.text_only import text_only_captions, text_only_data
 from clipmend.negation.training import fit
 from clipmend.negation.validation import auroc
-from helpers import RandomDualEncoder
+from helpers import RandomDualEncoder, small_data
 
-KINDS = ["cat", "dog", "cup", "tree", "car", "hat"]
 TINY = PeakPatchConfig(
     anchor=1, peak=2, scn_layers=(2, 4), hidden=16, heads=4, context=8, steps=6, eval_every=3, batch_size=12, question_batch=8,
     text_only_sets=192, text_only_batch=8, warmup_steps=2, validation_fraction=0.2,
 )  # fmt: skip
-
-
-def small_data(count: int = 40, seed: int = 0) -> NegationData:
-    rng = np.random.default_rng(seed)
-    facts, captions, questions = [], [], []
-    for image in range(count):
-        here = rng.permutation(KINDS)[: rng.integers(1, 4)].tolist()
-        gone = [k for k in KINDS if k not in here]
-        facts.append(frozenset(here))
-        first = len(captions)
-        captions += [
-            Caption(f"a photo of a {here[0]}", image, "affirmative", (here[0],)),
-            Caption(f"a {here[0]} but no {gone[0]}", image, "hybrid", (here[0],), (gone[0],), "no"),
-            Caption(f"a photo without a {gone[1]}", image, "negative", (), (gone[1],), "without"),
-            Caption(f"no {here[0]}", -1, "negative", (), (here[0],), "no"),
-            Caption(f"a {gone[0]} and no {here[0]}", -1, "hybrid", (gone[0],), (here[0],), "no"),
-            Caption(f"a {gone[1]}", -1, "affirmative", (gone[1],)),
-        ]
-        questions.append(Question(image, (first + 3, first + 2, first + 4, first + 5), 1, "negative"))
-    return NegationData([f"{k}.png" for k in range(count)], facts, captions, questions, name="small")
 
 
 @pytest.fixture
@@ -295,6 +274,19 @@ def test_the_name_of_the_data_is_no_place(encoder, embeddings, tmp_path, name):
     kept = list((tmp_path / "work" / "features").iterdir())
     assert sorted(p.name for p in kept if p.is_dir()) == ["captions", "captions-borrowed", "text-only-texts"]
     assert all(p.name.startswith(("captions-guidance-", "text-only-texts-guidance-")) for p in kept if p.is_file())
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [((0.5, 0.9, 0.895), 3), ((0.5, 0.9, 0.88), 2), ((0.9, 0.895, 0.889), 2), ((0.9, 0.8, 0.85), 1), ((0.1, 0.2, 0.3), 3)],
+)
+def test_the_latest_state_not_clearly_worse_than_the_best_is_kept(encoder, embeddings, monkeypatch, scores, kept):
+    from clipmend.negation import training
+
+    given = iter(scores)
+    monkeypatch.setattr(training._Run, "validate", lambda self: {"score": next(given), "error": 0.01})
+    config = replace(TINY, steps=3, eval_every=1, text_only_weight=0.0)
+    assert fit(encoder, small_data(), config, image_embeddings=embeddings).metrics["best_step"] == kept
 
 
 def test_guidance_is_computed_once_for_a_directory(encoder, embeddings, tmp_path, monkeypatch):

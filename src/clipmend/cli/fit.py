@@ -170,7 +170,7 @@ def fit(
     if work is None:
         _clear(folder)
     done = patch.metrics
-    console.print(f"{out}: best at step {done['best_step']} of {done['steps']}, {done['seconds']:.0f} s", markup=False)
+    console.print(f"{out}: kept the state of step {done['best_step']} of {done['steps']}, {done['seconds']:.0f} s", markup=False)
     console.print(f"use it: clipmend search INDEX QUERY --patch {out}", markup=False)
 
 

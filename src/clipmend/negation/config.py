@@ -94,7 +94,7 @@ class PeakPatchConfig:
         borrowed_denials: captions of the images repeated with a noun denied that the data never speak of, as a share of the
             affirmative ones; only in a fit that mixes images and noun sets.
         text_only_scale: multiplier of the cosine difference in the text-only loss (the inverse of a temperature).
-        validation_fraction: share of the images kept for choosing the best state.
+        validation_fraction: share of the images kept for choosing among the states.
         eval_every: steps between two validations; ``None``: about twenty in all.
         seed: fixes initial weights, batches and the validation split.
     """

@@ -66,7 +66,7 @@ def fit(
         on_validation: called with the step and the metrics after every validation.
 
     Returns:
-        the patch with the best validation score, its metrics within.
+        the patch of the latest state whose validation score is not clearly (a standard error) below the best; its metrics within.
 
     Raises:
         ValueError: neither data nor nouns, data without negated captions, a folder that is for tests or for the other objective
@@ -272,9 +272,11 @@ class _Run:
                 if step + 1 == total or (step + 1 > config.pretrain_steps and (step + 1) % self.eval_every == 0):
                     metrics = self.validate()
                     state["history"].append({"step": step + 1, **metrics})
-                    if metrics["score"] >= state["best_score"]:
-                        state["best_score"], state["best"] = metrics["score"], deepcopy(self._weights())
-                        state["best_step"] = step + 1
+                    # The latest state that is not clearly worse than the best: the rate falls to zero, so that later states are
+                    # steadier, and the best of several equal ones is the luckiest.
+                    if metrics["score"] >= state["best_score"] - metrics["error"]:
+                        state["best"], state["best_step"] = deepcopy(self._weights()), step + 1
+                    state["best_score"] = max(state["best_score"], metrics["score"])
                     self._checkpoint(optimizer, state)
                     if on_validation is not None:
                         on_validation(step + 1, metrics)
@@ -293,20 +295,17 @@ class _Run:
         if self.scn is None or self.asked is None or self.config.objective == "released":
             return
         asked = self.validations[self.asked]
-        if not asked.questions:
+        if not asked.asks:
             return
-        correct = partial(self.correct, asked.source)
-        tried = {}
         with torch.inference_mode():
-            for halvings in range(5):
-                self.scn.bound = self.config.bound / 2**halvings
-                tried[self.scn.bound] = asked.choice(correct, self.scn)["choice"]
+            bounds = [self.config.bound / 2**halvings for halvings in range(5)]
+            tried = asked.choice_by_bound(partial(self.correct, asked.source), self.scn, bounds)
         best = max(tried, key=lambda bound: (tried[bound], bound))
         self.scn.bound = best
         self.config = replace(self.config, bound=best)
 
     def validate(self) -> dict[str, float]:
-        """Metrics on held-out images and held-out noun worlds; ``score`` is what the best state is chosen by."""
+        """Metrics on held-out images and noun worlds; ``score`` and its standard ``error`` are what the state is chosen by."""
         self._train_mode(False)
         metrics: dict[str, float] = {}
         with torch.inference_mode():
@@ -315,7 +314,8 @@ class _Run:
                 for key, value in validation.measure(partial(self.correct, validation.source), scn).items():
                     metrics[f"{name}/{key}"] = value
         scores = [value for key, value in metrics.items() if key.endswith("/score")]
-        metrics["score"] = float(np.mean(scores))
+        errors = [value for key, value in metrics.items() if key.endswith("/error")]
+        metrics["score"], metrics["error"] = float(np.mean(scores)), float(np.linalg.norm(errors)) / len(errors)
         return metrics
 
     def _step_losses(self, rng: np.random.Generator, step: int) -> dict[str, Tensor]:

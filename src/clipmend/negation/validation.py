@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -42,11 +42,11 @@ class Validation:
     """
 
     def __init__(
-        self, source: Source, *, questions: int = 300, queries: int = 250, hybrids: int = 250, plain: int = 250, seed: int = 0
+        self, source: Source, *, questions: int = 1000, queries: int = 250, hybrids: int = 600, plain: int = 250, seed: int = 0
     ) -> None:
         self.source = source
         rng = np.random.default_rng((seed, 3))
-        self.questions = [source.questions[k] for k in _some(rng, len(source.questions), questions)]
+        self.asked_images, self.asked = self._draw_questions(rng, questions)
         affirmative = [row for rows in source.affirmative.values() for row in rows]
         self.plain = np.array([affirmative[k] for k in _some(rng, len(affirmative), plain)], np.int64)
         chosen = source.chosen.tolist()
@@ -65,28 +65,38 @@ class Validation:
         """Metrics in percent-free units: ``choice_ecn``, ``choice`` (with the SCN), ``exclusion`` (AUROC), ``recall`` (R@5 of
         the image of a caption that asserts and denies, among the held-out images), ``kept`` (cosine).
 
-        ``score`` is the mean of choice, exclusion and recall, less what plain captions moved beyond a cosine of .95.
+        ``score`` is the mean of choice, exclusion and recall, less what plain captions moved beyond a cosine of .95; ``error`` is
+        its standard error, as if questions and captions were drawn independently.
         """
         out: dict[str, float] = {}
-        parts = []
-        if self.questions:
-            out.update(self.choice(correct, scn))
+        parts, variances = [], []
+        # The same caption stands in many places: each is corrected once.
+        wanted = np.concatenate([self.asked.reshape(-1), self.queries, self.hybrids, self.plain])
+        rows, places = np.unique(wanted, return_inverse=True)
+        if not len(rows):
+            return {"score": 0.0, "error": 0.0}
+        corrected, original, layers = _in_chunks(correct, rows)
+        ends = np.cumsum([self.asked.size, len(self.queries), len(self.hybrids)])
+        asked, queries, hybrids, plain = np.split(places.reshape(-1), ends)
+        if self.asks:
+            out.update(self._choice(corrected[asked], layers[asked], scn))
             parts.append(out["choice"])
-        if len(self.queries):
+            variances.append(_share_variance(out["choice"], len(self.asked)))
+        if len(queries):
             images = self.source.images[self.source.chosen]
-            scores = images @ _in_chunks(correct, self.queries)[0].T  # [N, Q]
-            values = [
-                auroc(scores[self.truth[:, q] == TRUE, q], scores[self.truth[:, q] == FALSE, q]) for q in range(len(self.queries))
-            ]
+            scores = images @ corrected[queries].T  # [N, Q]
+            values = [auroc(scores[self.truth[:, q] == TRUE, q], scores[self.truth[:, q] == FALSE, q]) for q in range(len(queries))]
             out["exclusion"] = float(np.nanmean(values))
             parts.append(out["exclusion"])
-        if len(self.hybrids) and len(self.source.chosen) > _MANY_IMAGES:  # among fewer, rank 5 says little
-            out["recall"] = self._recall(_in_chunks(correct, self.hybrids)[0])
+            variances.append(float(np.nanvar(values)) / len(values))
+        if len(hybrids) and len(self.source.chosen) > _MANY_IMAGES:  # among fewer, rank 5 says little
+            out["recall"] = self._recall(corrected[hybrids])
             parts.append(out["recall"])
+            variances.append(_share_variance(out["recall"], len(hybrids)))
         out["score"] = float(np.mean(parts)) if parts else 0.0
-        if len(self.plain):
-            corrected, original, _ = _in_chunks(correct, self.plain)
-            out["kept"] = float((corrected * original).sum(-1).mean())
+        out["error"] = float(np.sqrt(np.sum(variances))) / max(len(parts), 1)
+        if len(plain):
+            out["kept"] = float((corrected[plain] * original[plain]).sum(-1).mean())
             out["score"] -= max(0.0, 0.95 - out["kept"])
         return out
 
@@ -97,15 +107,42 @@ class Validation:
         at_least = (scores >= scores.gather(1, own[:, None])).sum(1)  # ties count against
         return float((at_least <= 5).float().mean())
 
-    def choice(self, correct: Correct, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
-        """``choice_ecn`` and ``choice``: the share of the questions answered by cosine, and by the corrected score."""
-        most = min(len(q.options) for q in self.questions)
-        rows = np.empty((len(self.questions), most), np.int64)  # the right option first
-        for line, question in enumerate(self.questions):
+    def _draw_questions(self, rng: np.random.Generator, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """``[Q]`` images and ``[Q, O]`` captions, the right one first."""
+        source = self.source
+        chosen = [source.questions[k] for k in _some(rng, len(source.questions), most)]
+        if not chosen:
+            return np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+        width = min(len(question.options) for question in chosen)
+        images, rows = [], []
+        for question in chosen:
             wrong = [option for k, option in enumerate(question.options) if k != question.answer]
-            rows[line] = [question.options[question.answer], *wrong[: most - 1]]
-        corrected, _, layers = _in_chunks(correct, rows.reshape(-1))
-        images = self.source.images[[q.image for q in self.questions]].repeat_interleave(most, 0)
+            images.append(question.image)
+            rows.append([question.options[question.answer], *wrong[: width - 1]])
+        return np.asarray(images, np.int64), np.asarray(rows, np.int64)
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a question to ask."""
+        return len(self.asked) > 0
+
+    def choice_by_bound(self, correct: Correct, scn: ScoreCorrectionNetwork, bounds: Sequence[float]) -> dict[float, float]:
+        """The share of the questions answered by the corrected score with each bound of the network, which keeps the last."""
+        rows, places = np.unique(self.asked, return_inverse=True)
+        corrected, _, layers = (part[places.reshape(-1)] for part in _in_chunks(correct, rows))
+        found = {}
+        for bound in bounds:
+            scn.bound = bound
+            found[bound] = self._choice(corrected, layers, scn)["choice"]
+        return found
+
+    def _choice(self, corrected: Tensor, layers: Tensor, scn: ScoreCorrectionNetwork | None) -> dict[str, float]:
+        """``choice_ecn`` and ``choice``: the share of the questions answered by cosine, and by the corrected score.
+
+        ``corrected`` and ``layers`` hold one row an option, those of one question together.
+        """
+        most = self.asked.shape[1]
+        images = self.source.images[self.asked_images].repeat_interleave(most, 0)
         cosine = (images * corrected).sum(-1)
         out = {"choice_ecn": _right(cosine.view(-1, most))}
         out["choice"] = out["choice_ecn"]
@@ -120,6 +157,10 @@ class Validation:
 def _right(scores: Tensor) -> float:
     """Share of rows whose first score is above all others: a tie is wrong."""
     return float((scores[:, :1] > scores[:, 1:]).all(1).float().mean())
+
+
+def _share_variance(share: float, count: int) -> float:
+    return share * (1 - share) / count
 
 
 def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
