@@ -75,3 +75,23 @@ def test_a_caption_of_two_sentences_gets_a_third_and_none_without_a_noun() -> No
         assert not new.complete
     assert with_borrowed_denials(data, ["dog", "cat"], share=1.0) is data
     assert with_borrowed_denials(data, ["teapot"], share=0.0) is data
+
+
+def test_what_is_annotated_is_not_denied_though_no_caption_says_it() -> None:
+    said = [Caption("A tree", 0, "affirmative", ("tree",), complete=False), Caption("no boat", 0, "negative", (), ("boat",))]
+    nouns = ["car", "dog", "cup", "zebra", "teapot"]
+    data = NegationData(
+        ["a.png"], [frozenset({"red car", "tree", "black dog"})], said, vocabulary=frozenset({"car", "tree", "cup"}),
+        unknown=[frozenset({"zebra"})],
+    )  # fmt: skip
+    for seed in range(10):
+        [new] = with_borrowed_denials(data, nouns, share=1.0, seed=seed).captions[2:]
+        assert new.denies == ("teapot",)
+    assert with_borrowed_denials(data, nouns[:4], share=1.0) is data
+
+
+def test_capital_letters_of_a_name_stay() -> None:
+    said = [Caption("TV on a desk", 0, "affirmative", ("tv",)), Caption("no boat", 0, "negative", (), ("boat",))]
+    data = NegationData(["a.png"], [frozenset({"tv"})], said)
+    texts = [with_borrowed_denials(data, ["teapot"], share=1.0, seed=seed).captions[2].text for seed in range(20)]
+    assert all("TV on a desk" in text for text in texts), texts

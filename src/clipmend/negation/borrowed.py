@@ -26,7 +26,7 @@ def with_borrowed_denials(
     data: NegationData, nouns: Sequence[str] | int | None = None, *, share: float = 0.35, seed: int = 0,
     exclude: Collection[str] = (),
 ) -> NegationData:  # fmt: skip
-    """Repeat some affirmative captions with a noun denied that the data never speak of.
+    """Repeat some affirmative captions with a noun denied that the data, captions and annotations, never speak of.
 
     The data's other captions, questions and images stay as they are, and so do their numbers. Where ``data.vocabulary`` is
     ``None``, what is not annotated is absent and the new captions are true or false of every image like any other. Elsewhere a
@@ -39,7 +39,7 @@ def with_borrowed_denials(
         seed: fixes them.
         exclude: words no noun may hold, as for :func:`~clipmend.negation.text_only.text_only_data`.
     """
-    spoken = {atom.rsplit(" ", 1)[-1] for caption in data.captions for atom in (*caption.asserts, *caption.denies)}
+    spoken = _spoken(data)
     free = [noun for noun in chosen_nouns(nouns, exclude) if noun.singular.rsplit(" ", 1)[-1] not in spoken]
     plain = [row for row, caption in enumerate(data.captions) if caption.image >= 0 and not caption.denies]
     count = round(share * len(plain))
@@ -52,9 +52,17 @@ def with_borrowed_denials(
     return replace(data, captions=[*data.captions, *added])
 
 
+def _spoken(data: NegationData) -> set[str]:
+    """The last words of all atoms: of captions, and of annotations that no caption speaks of."""
+    said = (atom for caption in data.captions for atom in (*caption.asserts, *caption.denies))
+    noted = (atom for atoms in (*data.facts, *(data.unknown or ()), data.vocabulary or ()) for atom in atoms)
+    return {atom.rsplit(" ", 1)[-1] for atom in {*said, *noted}}
+
+
 def _deny(rng: np.random.Generator, caption: Caption, noun: Noun) -> Caption:
     said = caption.text.strip().rstrip(".")
-    said = said[:1].lower() + said[1:]
+    if not said[1:2].isupper():  # "TV" keeps its capitals
+        said = said[:1].lower() + said[1:]
     pictured = said.startswith(_PICTURES)
     single = [wording for wording in WORDINGS.values() if wording.kinds == 1]
     wording = single[rng.integers(len(single))]
