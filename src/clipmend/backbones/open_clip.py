@@ -55,7 +55,7 @@ class OpenClipEncoder(TextAndImageEncoder):
         super().__init__(_tower(model, tokenizer, name), name=name, logit_scale=float(model.logit_scale.detach().float().exp()))
         self.model = model
         self.preprocess = preprocess
-        self._preprocessing = dict(preprocessing)
+        self.preprocessing = dict(preprocessing)
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
         return self._embed_pixels(torch.stack([self.prepare_image(image) for image in images]))  # [B, 3, H, H]
@@ -70,7 +70,7 @@ class OpenClipEncoder(TextAndImageEncoder):
 
     def _image_digest(self) -> str:
         weights = {name: tensor for name, tensor in self.model.state_dict().items() if name.startswith("visual.")}
-        facts = {"modules": _activations(self.model.visual), "preprocessing": self._preprocessing}
+        facts = {"modules": _activations(self.model.visual), "preprocessing": self.preprocessing}
         return digest_weights(weights, facts)
 
     def move(self, device: torch.device, dtype: torch.dtype) -> OpenClipEncoder:

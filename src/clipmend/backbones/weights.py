@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from clipmend.backbones.activation import OPENAI_ENTRIES, ActivationEvidence, ActivationWarning, find_activation
 from clipmend.backbones.layouts import Layout, convert_layout, find_layout
+from clipmend.backbones.positions import LONG_NAME, find_positions, join_long_tables
 
 __all__ = ["SEPARATOR", "Checkpoint", "check_tensor", "load_weights", "read_checkpoint", "read_entries", "split_name"]
 
@@ -41,12 +42,15 @@ class Checkpoint:
             without harmless buffers.
         layout: whose names.
         activation: what is known about the activation it was trained with.
+        positions: tokens that a text of its model may have, for a file in Long-CLIP's layout (its two tables of positions are one
+            in ``weights``); ``None`` for any other file.
     """
 
     path: Path
     weights: Mapping[str, Tensor]
     layout: Layout
     activation: ActivationEvidence | None
+    positions: int | None = None
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -60,7 +64,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Args:
         path: holds a state dict, alone or under ``state_dict``, ``model_state_dict`` or ``model``, in open_clip's or transformers'
-            layout. Prefixes of wrappers that all names share (``module.``, ``_orig_mod.``, ``model.``) are removed.
+            layout. Prefixes of wrappers that all names share (``module.``, ``_orig_mod.``, ``model.``) are removed. Long-CLIP's
+            layout (:func:`~clipmend.backbones.positions.join_long_tables`) is read as the CLIP that it computes.
 
     Raises:
         OSError: no such file.
@@ -92,7 +97,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         exact[name] = tensor.float()
         if not exact[name].isfinite().all():
             raise ValueError(f"{path}: {name} is not finite")
-    return Checkpoint(path, exact, layout, find_activation(path, entries))
+    exact, positions = join_long_tables(exact, path)
+    activation = find_activation(path, entries)
+    if activation is None and positions is not None:
+        activation = ActivationEvidence(True, f"{LONG_NAME}, as in Long-CLIP's own files, which come from OpenAI's CLIP")
+    return Checkpoint(path, exact, layout, activation, positions)
 
 
 def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
@@ -120,6 +129,8 @@ def check_tensor(path: Path, name: str, tensor: Tensor) -> None:
 def load_weights(model: nn.Module, path: str | os.PathLike[str], *, quick_gelu: bool | None, name: str, remedy: str | None) -> None:
     """Put the weights of a file into ``model``, all of them or none.
 
+    A file in Long-CLIP's layout has more positions than any config of CLIP's states: there the model gets as many as the file has.
+
     Args:
         model: a CLIP of transformers or open_clip, or a SigLIP with a file in its own library's layout.
         path: see :func:`read_checkpoint`.
@@ -137,10 +148,12 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, quick_gelu: 
             was trained with.
     """
     checkpoint = read_checkpoint(path)
-    own = model.state_dict()
-    target = find_layout(own)
+    target = find_layout(model.state_dict())
     if target is None:
         raise ValueError(f"{name} is no CLIP or SigLIP, so weights= cannot be used with it")
+    if checkpoint.positions is not None:
+        _make_room(model, checkpoint.positions, checkpoint.path)
+    own = model.state_dict()
     try:
         weights = convert_layout(checkpoint.weights, target)
     except ValueError as error:
@@ -151,6 +164,15 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, quick_gelu: 
     _check(weights, own, checkpoint, name)
     model.load_state_dict(weights, strict=False)  # strict but for the buffers that _check has let pass
     _check_activation(checkpoint, quick_gelu, name, remedy)
+
+
+def _make_room(model: nn.Module, positions: int, path: Path) -> None:
+    try:
+        found = find_positions(model)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is in Long-CLIP's layout, for texts of {positions} tokens: {error}") from error
+    if found.length != positions:
+        found.replace(torch.zeros(positions, found.table.shape[1]))
 
 
 def read_entries(path: Path) -> Mapping[str, Any]:

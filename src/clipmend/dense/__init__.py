@@ -1,0 +1,34 @@
+"""Dense captions: longer contexts for CLIP's text side.
+
+The public names are imported on first use, so that ``import clipmend.dense`` stays quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_PUBLIC = {
+    "KeptRows": "clipmend.dense.positions",
+    "Stretched": "clipmend.dense.positions",
+    "keep_rows_fixed": "clipmend.dense.positions",
+    "stretch": "clipmend.dense.positions",
+    "stretch_positions": "clipmend.dense.positions",
+    "write_longer": "clipmend.dense.longer",
+}
+
+__all__ = ["KeptRows", "Stretched", "keep_rows_fixed", "stretch", "stretch_positions", "write_longer"]
+
+if TYPE_CHECKING:
+    from clipmend.dense.longer import write_longer
+    from clipmend.dense.positions import KeptRows, Stretched, keep_rows_fixed, stretch, stretch_positions
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'clipmend.dense' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
