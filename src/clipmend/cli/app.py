@@ -23,6 +23,7 @@ COMMANDS = (
     "reproduce",
     "filter",
     "export",
+    "stretch",
 )
 
 
