@@ -240,6 +240,42 @@ def test_respected_and_fulfilled() -> None:
     assert "beyond the gallery" in both.notes[1]
 
 
+def test_ties_count_against_the_model_whatever_the_order_of_the_gallery() -> None:
+    judge = OracleJudge({**FACTS})
+    level = LookupEncoder({QUERY.text: [1.0, 0, 0, 0]}, default=[1.0, 0, 0, 0])
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [0, 3, 1, 2]):
+        names = [NAMES[i] for i in order]
+        found = evaluate_respect(level, [QUERY], names, judge, image_embeddings=torch.ones(4, 4) / 2, ks=(1, 2, 3, 4))
+        assert [found.metrics[f"respected@{k}"] for k in (1, 2, 3, 4)] == pytest.approx([0, 0, 1 / 3, 0.5])
+    # One clear winner, and the rest level up to rounding.
+    rows = torch.tensor([[1.0, 0], [0.6, 0.8], [0.6, 0.8], [0.6, 0.8]])
+    rows[3, 0] -= 1e-7
+    near = LookupEncoder({QUERY.text: [1.0, 0]}, default=[1.0, 0])
+    names = [NAMES[i] for i in (0, 3, 1, 2)]
+    found = evaluate_respect(near, [QUERY], names, judge, image_embeddings=rows, ks=(1, 2, 3))
+    assert [found.metrics[f"respected@{k}"] for k in (1, 2, 3)] == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_first_hits_like_three_lines_of_numpy() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        count = int(rng.integers(2, 30))
+        names = [f"{k}.png" for k in range(count)]
+        facts = {name: {"cat", "dog"} if rng.random() < 0.3 else {"cat"} if rng.random() < 0.5 else {"dog"} for name in names}
+        scores = rng.integers(0, 4, count) / 4
+        images = torch.tensor(np.stack([scores, np.sqrt(1 - scores**2)], 1), dtype=torch.float32)
+        query = Caption("q", asserts=("cat",), denies=("dog",))
+        k = int(rng.integers(1, count + 1))
+        found = evaluate_respect(
+            LookupEncoder({"q": [1.0, 0.0]}), [query], names, OracleJudge(facts), image_embeddings=images, ks=(k,)
+        )  # fmt: skip
+        for measure, good in (
+            ("respected", [float("dog" not in facts[n]) for n in names]), ("fulfilled", [float(facts[n] == {"cat"}) for n in names])
+        ):  # fmt: skip
+            worst = sorted(zip(-scores, good, strict=True))[:k]
+            assert found.metrics[f"{measure}@{k}"] == pytest.approx(np.mean([g for _, g in worst]))
+
+
 class Detector:
     """Sees dogs with .7, is not sure of cats, and notes what it was shown."""
 

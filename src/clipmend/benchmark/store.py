@@ -30,7 +30,7 @@ from clipmend.evaluation.zeroshot import ZeroshotResult
 
 __all__ = ["FORMAT", "ResultStore", "VectorStore", "pack", "unpack"]
 
-FORMAT = 1  # raised when what an evaluator computes changes its meaning: kept results are then computed anew
+FORMAT = 2  # raised when what an evaluator computes changes its meaning: kept results are then computed anew
 
 _CLASSES: dict[str, type[Result]] = {
     result.task: result for result in (ChoiceResult, RetrievalResult, ZeroshotResult, PairsResult, RespectResult)

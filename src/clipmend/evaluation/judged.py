@@ -203,6 +203,7 @@ def evaluate_respect(
     ks: Sequence[int] = (1, 5, 10),
     whole_gallery: bool | None = None,
     threshold: float = 0.5,
+    tie_tolerance: float = 1e-6,
     on_missing: OnMissing = "error",
     batch_size: int = 64,
     level: float = 0.95,
@@ -226,6 +227,7 @@ def evaluate_respect(
         ks: cut-offs; one beyond the gallery is left out and noted.
         whole_gallery: also judge every image for every query (``respected@all``); default: for an :class:`OracleJudge` only.
         threshold: a thing is there from this probability on.
+        tie_tolerance: scores this close are tied; of tied images the first is taken to be the one that respects the query least.
         on_missing: ``"error"``, or ``"skip"`` to leave missing images out.
         batch_size: texts a forward pass.
         level: coverage of the intervals.
@@ -257,7 +259,8 @@ def evaluate_respect(
         notes.append(f"cut-offs beyond the gallery of {len(names)} images left out")
     texts, text_of = distinct([query.text for query in asked])
     embedding = prepared_texts(encoder, texts, batch_size=batch_size, progress=progress).embedding.float()
-    top = _top(embedding, vectors, max(cuts))[text_of]  # [Q, max k]
+    lists = _short_lists(embedding, vectors, max(cuts), tie_tolerance)
+    top = [lists[text] for text in text_of]
     everything = isinstance(judge, OracleJudge) if whole_gallery is None else whole_gallery
     root = Path(image_root) if image_root is not None else Path()
     paths = [(files or {}).get(name) or find_image(name, root) or Path(name) for name in names]
@@ -266,13 +269,15 @@ def evaluate_respect(
     gallery = np.full(len(asked), np.nan)
     told = total = 0
     for row, query in enumerate(asked):
-        bad = _verdict(answers, top[row], query.denies, threshold, any_of=True)
-        lacking = _verdict(answers, top[row], query.asserts, threshold, any_of=False)
+        images_of, levels = top[row]
+        bad = _verdict(answers, images_of, query.denies, threshold, any_of=True)
+        lacking = _verdict(answers, images_of, query.asserts, threshold, any_of=False)
         total += len(bad) * len(query.denies)
         told += int((~np.isnan(bad)).sum()) * len(query.denies)
         fine = np.where(np.isnan(bad), np.nan, 1 - bad)
         known = np.where(np.isnan(bad) | np.isnan(lacking), np.nan, 1.0)
         whole = np.where((bad == 1) | (lacking == 0), 0.0, known)  # one fault is enough, whatever else is unknown
+        fine, whole = _worst_first(fine, levels), _worst_first(whole, levels)
         for column, k in enumerate(cuts):
             respected[row, column] = _mean(fine[:k])
             fulfilled[row, column] = _mean(whole[:k])
@@ -300,17 +305,33 @@ def evaluate_respect(
     )
 
 
-def _top(texts: torch.Tensor, images: torch.Tensor, k: int) -> NDArray[np.int64]:
-    """Positions of the best k images of each text, the best first."""
-    blocks = [(part @ images.T).topk(k, dim=1).indices for part in texts.split(max(16, (1 << 22) // max(len(images), 1)))]
-    return torch.cat(blocks).numpy()
+ShortList = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Images, the best first, and for each the number of its level: images of one level are tied."""
+
+
+def _short_lists(texts: torch.Tensor, images: torch.Tensor, k: int, tie_tolerance: float) -> list[ShortList]:
+    """The best k images of each text, and all that are tied with the last of them."""
+    lists: list[ShortList] = []
+    for part in texts.split(max(16, (1 << 22) // max(len(images), 1))):
+        scores = part @ images.T
+        edge = scores.topk(k, dim=1).values[:, -1:]
+        for row, within in zip(scores.numpy(), (scores >= edge - tie_tolerance).numpy(), strict=True):
+            found = np.flatnonzero(within)
+            found = found[np.argsort(-row[found], kind="stable")]
+            lists.append((found, np.cumsum(np.append(0, row[found][:-1] - row[found][1:] > tie_tolerance))))
+    return lists
+
+
+def _worst_first(values: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The values of a short list, the lowest of each level first, so that a tie never counts for the model."""
+    return values[np.lexsort((np.nan_to_num(values, nan=0.5), levels))]
 
 
 def _ask(
     judge: Judge,
     queries: Sequence[Caption],
     paths: Sequence[Path],
-    top: NDArray[np.int64],
+    top: Sequence[ShortList],
     everything: bool,
     progress: bool,
 ) -> list[dict[str, float]]:
@@ -321,7 +342,7 @@ def _ask(
         wanted = [things for _ in paths]
     else:
         for row, query in enumerate(queries):
-            for image in top[row]:
+            for image in top[row][0]:
                 wanted[image].update(dict.fromkeys((*query.denies, *query.asserts)))
     answers: list[dict[str, float]] = []
     for path, needed in track(zip(paths, wanted, strict=True), len(paths), "judging", progress):
