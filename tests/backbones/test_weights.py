@@ -183,7 +183,10 @@ def broken(state: dict[str, Tensor], how: str) -> dict[str, Any]:
     [
         ("missing", r"2 weights are missing: text_model\.final_layer_norm\.bias, visual_projection\.weight"),
         ("unknown", r"1 are unknown to the model: adapter\.down\.weight"),
-        ("shape", r"position_embedding\.weight is \[248, 32\], not \[40, 32\] \(the file is for texts of 248 tokens\)"),
+        (
+            "shape",
+            r"position_embedding\.weight is \[248, 32\], not \[40, 32\] \(the file is for texts of 248 tokens\); clipmend stretch",
+        ),
         ("nan", r"ln_final\.bias is not finite"),
         ("int8", r"text_projection holds whole numbers"),
         ("resnet", "a ResNet, which transformers' CLIP does not have"),

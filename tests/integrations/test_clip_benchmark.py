@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import clipmend
 from backbones import tiny
-from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.base import DualEncoder, LongTextsWarning
 from clipmend.integrations.clip_benchmark import characters, load_clipmend, loader_tuple, spelled
 from helpers import RandomDualEncoder
 from negation.attaching import NEAR, patch_for
@@ -70,6 +70,12 @@ def test_the_pieces_go_into_a_data_loaders_processes() -> None:
     picture = tiny.images()[0]
     assert torch.equal(again(picture), transform(picture))
     assert torch.equal(tokenise(["no cat"]), tokenizer(["no cat"]))
+
+
+def test_truncated_captions_are_counted() -> None:
+    model, _, tokenizer = loader_tuple(encoder("clip"))
+    with pytest.warns(LongTextsWarning, match="2 of 3 texts exceed 40 tokens"):
+        model.encode_text(tokenizer(["a dog", "a b c d e " * 20, "no cat " * 30]))
 
 
 def test_characters() -> None:

@@ -264,7 +264,8 @@ def _hint(misshapen: list[str], weights: Mapping[str, Tensor], own: Mapping[str,
         text = not key.startswith("vis")
         if "position" in key and len(new) == len(old) == 2 and new[1] == old[1]:
             what = f"for texts of {new[0]} tokens" if text else "for images or patches of another size"
-            return f" (the file is {what})"
+            remedy = "; clipmend stretch makes a model of that length to load it over" if text and new[0] > old[0] else ""
+            return f" (the file is {what}){remedy}"
     return " (another architecture)" if len(misshapen) > 3 else ""
 
 
