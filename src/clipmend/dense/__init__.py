@@ -1,4 +1,4 @@
-"""Dense captions: longer contexts for CLIP's text side.
+"""Dense captions: objectives for fine-tuning on them, and longer contexts for CLIP's text side.
 
 The public names are imported on first use, so that ``import clipmend.dense`` stays quick.
 """
@@ -9,19 +9,61 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
+    "CachedStep": "clipmend.losses",
+    "FixedMarginLoss": "clipmend.losses",
+    "FrozenMargins": "clipmend.losses",
+    "HardNegativeLoss": "clipmend.losses",
+    "HardestTripletLoss": "clipmend.losses",
+    "HardnessReweightedLoss": "clipmend.losses",
+    "ImportanceSampledLoss": "clipmend.losses",
+    "InfoNCELoss": "clipmend.losses",
     "KeptRows": "clipmend.dense.positions",
+    "LateInteractionLoss": "clipmend.losses",
+    "SigmoidHardNegativeLoss": "clipmend.losses",
     "Stretched": "clipmend.dense.positions",
+    "cached_backward": "clipmend.losses",
     "keep_rows_fixed": "clipmend.dense.positions",
     "stretch": "clipmend.dense.positions",
     "stretch_positions": "clipmend.dense.positions",
     "write_longer": "clipmend.dense.longer",
 }
 
-__all__ = ["KeptRows", "Stretched", "keep_rows_fixed", "stretch", "stretch_positions", "write_longer"]
+__all__ = [
+    "CachedStep",
+    "FixedMarginLoss",
+    "FrozenMargins",
+    "HardNegativeLoss",
+    "HardestTripletLoss",
+    "HardnessReweightedLoss",
+    "ImportanceSampledLoss",
+    "InfoNCELoss",
+    "KeptRows",
+    "LateInteractionLoss",
+    "SigmoidHardNegativeLoss",
+    "Stretched",
+    "cached_backward",
+    "keep_rows_fixed",
+    "stretch",
+    "stretch_positions",
+    "write_longer",
+]
 
 if TYPE_CHECKING:
     from clipmend.dense.longer import write_longer
     from clipmend.dense.positions import KeptRows, Stretched, keep_rows_fixed, stretch, stretch_positions
+    from clipmend.losses import (
+        CachedStep,
+        FixedMarginLoss,
+        FrozenMargins,
+        HardestTripletLoss,
+        HardNegativeLoss,
+        HardnessReweightedLoss,
+        ImportanceSampledLoss,
+        InfoNCELoss,
+        LateInteractionLoss,
+        SigmoidHardNegativeLoss,
+        cached_backward,
+    )
 
 
 def __getattr__(name: str) -> Any:
