@@ -347,3 +347,79 @@ def test_options_with_several_values() -> None:
     assert _spread(["--models=a", "--only", "x"], names) == ["--models=a", "--only", "x"]
     assert _spread(["--data", "x", "y"], names) == ["--data", "x", "y"]
     assert _spread(["--models", "a", "--models", "b", "c"], names) == ["--models", "a", "--models", "b", "--models", "c"]
+
+
+def test_tables_agree_and_say_which_cut_off(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other cut-offs than the usual are shown under their own name, never beside published figures of another."""
+    model = encoder()
+    patch = patch_of(model, tmp_path / "patch")
+    report = run(made, tmp_path / "out", [model], [patch], ks=(2, 3), only=["COCO_val_retrieval", NEGATED, COCO])
+    markdown = (tmp_path / "out" / "table.md").read_text()
+    with (tmp_path / "out" / "table.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "measured"]
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    for row in rows:
+        entry = next(e for e in content if e["dataset"] == row["table"] and e["benchmark"]["label"] == row["method"])
+        scale = 1 if row["metric"].endswith("rank") else 100
+        assert float(row["value"]) == pytest.approx(scale * entry["metrics"][row["metric"]], abs=1e-3)
+        assert int(row["count"]) == entry["counts"][row["metric"]]
+    for table in ("COCO_val_retrieval", NEGATED):
+        part = markdown.split(f"### {table}\n")[1].split("\n### ")[0].split("\n## ")[0]
+        assert "text to image R@2" in part
+        assert "R@3" in part
+        assert "difference: text to image R@2" in part
+        assert "published" not in part  # of R@1 and R@5
+        for label in ("random", f"random + {patch}"):
+            value = next(
+                r for r in rows if (r["table"], r["method"], r["metric"]) == (table, label, "image_retrieval_recall@2")
+            )["value"]  # fmt: skip
+            line = next(line for line in part.splitlines() if line.startswith(f"| {label} |"))
+            assert line.split("|")[2].strip().startswith(f"{float(value):.1f} (")
+    assert "published" in markdown
+    drawn: list[tuple[str, list[str]]] = []
+    import matplotlib.figure
+
+    save = matplotlib.figure.Figure.savefig
+
+    def look(figure: Any, *args: Any, **options: Any) -> None:
+        for axis in figure.axes:
+            drawn.append((axis.get_title(loc="left"), [t.get_text() for t in axis.get_yticklabels()]))
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", look)
+    report.plot(tmp_path / "plot.png")
+    titles = dict(drawn)
+    assert not any("(published)" in label for label in titles[f"{NEGATED}\nimage_retrieval_recall@2, %"])
+    assert any("(published)" in label for label in titles[f"{COCO}\nacc, %"])
+
+
+def test_a_gallery_of_one_image_shows_what_is_left(tmp_path: Path) -> None:
+    made = negbench(tmp_path / "data", count=1)
+    report = run(made, tmp_path / "out", only=["COCO_val_retrieval"])
+    assert report.headings("COCO_val_retrieval") == {"image to text R@1": "text_retrieval_recall@1"}
+    assert "| method | image to text R@1 | difference: image to text R@1 |" in (tmp_path / "out" / "table.md").read_text()
+    ranks = run(made, tmp_path / "out", only=["COCO_val_retrieval"], ks=(9,))
+    assert set(ranks.headings("COCO_val_retrieval")) == {"image_retrieval_median_rank", "text_retrieval_median_rank"}
+
+
+def test_every_name_of_only_must_be_known(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no table is called VOC2012; there are .*chexpert"):
+        run(made, tmp_path / "out", only=[COCO, "VOC2012"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_image_of_the_same_size_is_another_image(made: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(made, data)
+    for name in ("000000.png", "000001.png"):  # uncompressed, so that all have one size
+        from PIL import Image
+
+        image = Image.open(data / "pictures" / name).convert("RGB")
+        image.save(data / "pictures" / name, "BMP")
+    first = run(data, tmp_path / "out", image_roots=[data / "pictures"], only=[COCO])
+    one, two = (data / "pictures" / name for name in ("000000.png", "000001.png"))
+    assert one.stat().st_size == two.stat().st_size
+    one.write_bytes(two.read_bytes())
+    again = run(data, tmp_path / "out", image_roots=[data / "pictures"], only=[COCO])
+    assert not first.runs[0].kept
+    assert not again.runs[0].kept

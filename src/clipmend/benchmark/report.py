@@ -50,6 +50,13 @@ _MAIN = {
     "retrieval": "image_retrieval_recall@5", "negated_retrieval": "image_retrieval_recall@5",
 }  # fmt: skip
 
+_FAMILIES = {
+    "image_retrieval_recall": "text to image R", "text_retrieval_recall": "image to text R",
+    "respected": "respected", "fulfilled": "fulfilled",
+}  # fmt: skip
+"""Measures at cut-offs, and how a heading calls them."""
+_USUAL = (1, 5, 10)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -121,9 +128,21 @@ class Report:
         return {name: task.kind for name, task in self.tasks.items()}
 
     def headings(self, task: str) -> dict[str, str]:
-        """The columns of a task's table that some run has, heading to measure."""
-        present = {name for run in self.of(task) for name in run.result.measures()}
-        return {heading: name for heading, name in HEADINGS[self.kinds[task]].items() if name in present}
+        """The columns of a task's table that some run has, heading to measure: the usual ones, and other cut-offs asked for."""
+        present = list(dict.fromkeys(name for run in self.of(task) for name in run.result.measures()))
+        usual = {heading: name for heading, name in HEADINGS[self.kinds[task]].items() if name in present}
+        asked = {}
+        for name in present:
+            family, at, k = name.partition("@")
+            others = [other for other in present if other.startswith(family + at)]
+            if family in _FAMILIES and k.isdigit() and (int(k) not in _USUAL or not set(others) & set(usual.values())):
+                asked[f"{_FAMILIES[family]}@{k}"] = name
+        return usual | asked or {name: name for name in present}
+
+    def main(self, task: str) -> str:
+        """The measure of a task that differences and the plot show."""
+        names = list(self.headings(task).values())
+        return _MAIN[self.kinds[task]] if _MAIN[self.kinds[task]] in names else next(iter(names), "")
 
     def published(self, task: str) -> dict[str, list[PublishedRow]]:
         """Published rows of a task, by label."""
@@ -208,8 +227,7 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def _table(self, name: str) -> str:
-        task, headings = self.tasks[name], self.headings(name)
-        main = _MAIN[task.kind] if _MAIN[task.kind] in headings.values() else next(iter(headings.values()), "")
+        task, headings, main = self.tasks[name], self.headings(name), self.main(name)
         count = max((m.count for run in self.of(name) for n, m in run.result.measures().items() if n == main), default=0)
         about = f" ({task.about})" if task.about else ""
         lines = [f"### {name}", "", f"{_TITLES[task.kind]}{about}; n = {count:,}", ""]
@@ -261,27 +279,31 @@ class Report:
         return target
 
     def _published_main(self, name: str) -> list[tuple[str, float]]:
-        main = _MAIN[self.kinds[name]]
+        main = self.main(name)
         return [(label, row.value) for label, printed in self.published(name).items() for row in printed if row.metric == main]
 
     def _bars(self, axis: Any, name: str) -> None:
         colours = {"backbone": "#9aa0a6", "patch": "#1f77b4", "rival": "#e0a030"}
-        main = _MAIN[self.kinds[name]]
+        main = self.main(name)
         labels: list[str] = []
+        unit = ", %"
         for run in self.of(name):
-            measures = run.result.measures()
-            measure = measures.get(main) or next(iter(measures.values()))
-            value = 100 * measure.value
-            low, high = (0.0 if m != m else abs(100 * m - value) for m in (measure.low, measure.high))
-            axis.barh(len(labels), value, xerr=[[low], [high]], color=colours[run.kind], error_kw={"lw": 1})
+            measure = run.result.measures().get(main)
+            if measure is not None:
+                scale = 1 if measure.kind == "rank" else 100
+                unit = "" if measure.kind == "rank" else unit
+                value = scale * measure.value
+                low, high = (0.0 if m != m else abs(scale * m - value) for m in (measure.low, measure.high))
+                axis.barh(len(labels), value, xerr=[[low], [high]], color=colours[run.kind], error_kw={"lw": 1})
             labels.append(run.label)
         for label, value in self._published_main(name):
             axis.barh(len(labels), value, color="white", edgecolor="#555555", hatch="///")
             labels.append(f"{label} (published)")
         axis.set_yticks(range(len(labels)), [label if len(label) < 48 else label[:45] + "..." for label in labels], fontsize=8)
         axis.invert_yaxis()
-        axis.set_xlim(0, 100)
-        axis.set_title(f"{name}\n{main}, %", fontsize=8, loc="left")
+        if unit:
+            axis.set_xlim(0, 100)
+        axis.set_title(f"{name}\n{main}{unit}", fontsize=8, loc="left")
 
 
 def write_report(report: Report, folder: Path) -> None:

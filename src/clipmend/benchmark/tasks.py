@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +124,14 @@ class Task:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that is asked: the table's bytes, the sizes of its images, and what else decides the numbers."""
+        """SHA-256 of all that is asked: the bytes of the table and of its images, and what else decides the numbers."""
         source = Path(self.source)
         content = digest_file(source) if source.is_file() else ""
-        sizes = [(name, self.files[name].stat().st_size if name in self.files else -1) for name in self.images]
+        files = [(name, _content(self.files[name]) if name in self.files else "") for name in self.images]
         labels: list[Any] = []
         if isinstance(self.data, LabelledImages):
             labels = [self.data.labels.tolist(), self.data.classes, self.data.fingerprint]
-        return digest_facts({"kind": self.kind, "content": content, "images": sizes, "labels": labels, "facts": self.facts})
+        return digest_facts({"kind": self.kind, "content": content, "images": files, "labels": labels, "facts": self.facts})
 
     def missing(self) -> str:
         """What to say of images that are not there; ``""`` where all are."""
@@ -191,6 +191,17 @@ class Task:
         )
 
 
+def _content(path: Path) -> str:
+    """SHA-256 of a file; many tables name the same images, so each is read once."""
+    status = path.stat()
+    return _content_of(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _content_of(path: Path, size: int, changed: int) -> str:
+    return digest_file(path)
+
+
 def _kept(data: LabelledImages, vectors: Mapping[str, Tensor]) -> LabelledImages:
     rows = [row for row, name in enumerate(data.images) if name in vectors]
     notes = [*data.notes, f"{len(data.images) - len(rows)} of {len(data.images)} images could not be read: left out"]
@@ -236,10 +247,14 @@ def find_tasks(folder: str | Path, image_roots: Sequence[str | Path] = (), only:
         roots = tuple(dict.fromkeys([*map(Path, image_roots), path.parent, root]))
         tasks.append(Task(name, kind.task, path, kind.about, roots))
     if only:
-        wanted = [task for task in tasks if any(part in (task.name, task.kind) or part in task.name for part in only)]
-        if not wanted:
-            raise ValueError(f"{root}: no table is called {', '.join(only)}; there are {', '.join(task.name for task in tasks)}")
-        tasks = wanted
+
+        def called(task: Task, part: str) -> bool:
+            return part == task.kind or part in task.name
+
+        strange = [part for part in only if not any(called(task, part) for task in tasks)]
+        if strange:
+            raise ValueError(f"{root}: no table is called {', '.join(strange)}; there are {', '.join(task.name for task in tasks)}")
+        tasks = [task for task in tasks if any(called(task, part) for part in only)]
     return tasks
 
 
