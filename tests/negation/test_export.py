@@ -93,6 +93,7 @@ def test_clip_with_scores_and_int8(tmp_path: Path) -> None:
     assert [(name, set(inside)) for name, inside in insides(own.model)] == before, "the model is as it was"
     assert all(value.data_ptr() == state[name].data_ptr() for name, value in own.model.state_dict().items())
     assert [path.name for path in folder.parent.iterdir()] == ["onnx"], "nothing is left beside it"
+    assert set(json.loads((folder / "export.json").read_text("utf-8"))["written"]) == {path.name for path in folder.iterdir()}
     graphs = {"text.onnx", "text.int8.onnx", "scores_pairs.onnx", "scores_matrix.onnx"}
     assert graphs == set(report.files) < {path.name for path in folder.iterdir()}
     assert all((folder / name).stat().st_size == size for name, size in report.files.items())
@@ -271,6 +272,65 @@ def test_a_graph_that_is_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"text side is 0\.001 off PyTorch's numbers"):
         own.patch.export_onnx(own.encoder, tmp_path / "x")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_graph_that_gives_no_numbers_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """NaN is apart from everything, also where other batches are near, and whichever of the outputs it is."""
+    own = clip({})
+    mended = own.patch.apply(own.encoder, gate=False)
+    batches: list[int] = []
+
+    class Session:
+        def run(self, names: Any, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            texts = {1: ["a dog"], 3: ["a dog", "no dog", "a cat"]}[len(inputs["input_ids"])]
+            given = [e.encode_texts(texts).numpy().copy() for e in (mended, own.encoder)]
+            batches.append(len(texts))
+            if len(texts) == 3:
+                given[part][1, 0] = np.nan
+            return given
+
+    monkeypatch.setattr(exporting, "session", lambda file: Session())
+    sample = ["a dog", "no dog", "a cat"]
+    with pytest.raises(ValueError, match="text side is nan off PyTorch's numbers"):
+        exporting._text_parity(tmp_path / "x", mended, own.encoder.tower, sample, True)
+    assert batches == [1, 3], "the first batch was near"
+
+
+def test_a_failed_export_leaves_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = clip({})
+    monkeypatch.setattr(exporting, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        own.patch.export_onnx(own.encoder, tmp_path / "new" / "below" / "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("untraced")
+def test_files_of_the_export_before_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model's tokenizer beside a new graph would make wrong ids that look right."""
+    own = clip({})
+    place = tmp_path / "onnx"
+    own.patch.export_onnx(own.encoder, place)
+    facts = json.loads((place / "export.json").read_text())
+    facts["written"] = ["text.onnx", "tokenizer.json", "merges.txt", "../outside.txt", "gone.txt", "mine", 3]
+    (place / "export.json").write_text(json.dumps(facts))
+    for name in ("tokenizer.json", "merges.txt", "kept.txt", "../outside.txt"):
+        (place / name).write_text("of before")
+    (place / "mine").mkdir()
+    own.patch.export_onnx(own.encoder, place)
+    assert {path.name for path in place.iterdir()} == {"text.onnx", "README.md", "export.json", "kept.txt", "mine"}
+    assert (tmp_path / "outside.txt").exists()
+
+
+@pytest.mark.usefixtures("untraced")
+def test_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = clip({})
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    own.patch.export_onnx(own.encoder, ".", strength=0.5)
+    assert (Path(".") / "text.onnx").read_text() == "0.5"
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +86,9 @@ def export_onnx(
     sample = _sample() if texts is None else check_texts(texts)
     if not sample:
         raise ValueError("there are no texts to compare by; leave texts= out for the built-in captions")
-    target = Path(folder)
+    target = Path(folder).absolute()  # "." has no name of its own
     _check_target(target)
+    new = [above for above in target.parents if not above.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -96,9 +97,12 @@ def export_onnx(
         _place(beside, target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+        with suppress(OSError):  # one that holds something now stays, and so do those above it
+            for above in new:
+                above.rmdir()
     measured = {key: value for key, value in (facts["int8"] or {}).items() if key != "file"}
     parity = facts["parity"]
-    return ExportReport(target, facts["files"], parity["text_embeds"], parity["scores"], **measured)
+    return ExportReport(Path(folder), facts["files"], parity["text_embeds"], parity["scores"], **measured)
 
 
 def _write(
@@ -153,6 +157,7 @@ def _write(
         "int8": measured,
         "versions": {"clipmend": clipmend.__version__, "torch": torch.__version__},
     }
+    facts["written"] = sorted({*(path.name for path in folder.iterdir()), _PAGE, _FACTS})
     (folder / _PAGE).write_text(page(facts), encoding="utf-8")
     (folder / _FACTS).write_text(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     return facts
@@ -191,23 +196,34 @@ def _check_target(target: Path) -> None:
 
 
 def _is_export(folder: Path) -> bool:
+    return _facts_of(folder).get("kind") == _KIND
+
+
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """What an export's file says of it; nothing where there is none."""
     try:
-        return json.loads((folder / _FACTS).read_text("utf-8")).get("kind") == _KIND
-    except (OSError, ValueError, AttributeError):
-        return False
+        found = json.loads((folder / _FACTS).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _place(beside: Path, target: Path) -> None:
     """Put finished files under their name: a new folder by one rename, an earlier export file by file, what else it holds kept."""
-    if target.is_dir() and not any(target.iterdir()):  # not every system renames onto an empty folder
-        target.rmdir()
+    if target.is_dir() and not any(target.iterdir()) and target != Path.cwd():
+        with suppress(OSError):  # not every system renames onto an empty folder; a mounted one stays
+            target.rmdir()
     if not target.is_dir():
         os.replace(beside, target)
         return
     new = {path.name for path in beside.iterdir()}
-    for name in (TEXT, INT8, PAIRS, MATRIX):
-        for stale in {name, f"{name}.data"} - new:
-            (target / stale).unlink(missing_ok=True)
+    graphs = {part for name in (TEXT, INT8, PAIRS, MATRIX) for part in (name, f"{name}.data")}
+    listed = _facts_of(target).get("written")
+    before = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+    # Of the export before: another model's tokenizer beside this graph would look as if it belonged to it.
+    there = {path.name for path in target.iterdir() if path.is_file()}
+    for stale in ((graphs | before) & there) - new:
+        (target / stale).unlink()
     for name in sorted(new, key=lambda name: name == _FACTS):  # the facts last: they say that it is whole
         os.replace(beside / name, target / name)
 
@@ -265,15 +281,15 @@ def _save_scores(scn: Any, mended: Mended, strength: float, folder: Path, sample
     assert prepared.context is not None
     images = F.normalize(torch.randn(7, width, generator=torch.Generator().manual_seed(0)), dim=-1)
     pairs, matrix = session(folder / PAIRS), session(folder / MATRIX)
-    worst = 0.0
+    apart = [0.0]
     for n, m in ((7, 5), (1, 1), (7, 1), (1, 5)):
         i, t = images[:n], prepared.context[:m]
         expected = mended.score(i, prepared[:m])
-        worst = max(worst, _apart(matrix.run(None, {"images": i.numpy(), "contexts": t.numpy()})[0], expected))
+        apart.append(_apart(matrix.run(None, {"images": i.numpy(), "contexts": t.numpy()})[0], expected))
         every = torch.cartesian_prod(torch.arange(n), torch.arange(len(t))).reshape(-1, 2)
         actual = pairs.run(None, {"images": i[every[:, 0]].numpy(), "contexts": t[every[:, 1]].numpy()})[0]
-        worst = max(worst, _apart(actual.reshape(n, -1), expected))
-    return _checked(worst, "the score correction")
+        apart.append(_apart(actual.reshape(n, -1), expected))
+    return _checked(apart, "the score correction")
 
 
 # ---- how near it is -----------------------------------------------------------------------------------------------------------
@@ -308,15 +324,15 @@ def _text_parity(file: Path, mended: Mended, tower: TextTower, sample: list[str]
     """Largest difference from :meth:`Mended.encode_texts`: one text, a few, many; short, with more padding, at full length."""
     running = session(file)
     longest = " ".join(sample[:1] * tower.context_length)
-    worst, seen, batches = 0.0, 0, 0
+    apart, seen, batches = [0.0], 0, 0
     for texts, more in ((sample[:1], 0), (sample[:3], 3), (["", *sample[1:7]], 0), ([longest, sample[0]], 0), ([sample[-1]], 5)):
         expected = mended.encode_texts(texts, normalize=normalize, on_long="truncate")
         plain = mended.encoder.encode_texts(texts, normalize=normalize, on_long="truncate")
         actual = running.run(["text_embeds", "plain_text_embeds"], _feed(*_padded(tower, texts, more)))
         scale = 1.0 if normalize else max(1.0, float(plain.norm(dim=-1).max()))
-        worst = max(worst, _apart(actual[0], expected) / scale, _apart(actual[1], plain) / scale)
+        apart += [_checked([_apart(actual[k], wanted) / scale], "the text side") for k, wanted in enumerate((expected, plain))]
         seen, batches = seen + len(texts), batches + 1
-    return {"texts": seen, "batches": batches, "text_embeds": _checked(worst, "the text side")}
+    return {"texts": seen, "batches": batches, "text_embeds": _checked(apart, "the text side")}
 
 
 def _apart(actual: np.ndarray, expected: Tensor) -> float:
@@ -325,7 +341,8 @@ def _apart(actual: np.ndarray, expected: Tensor) -> float:
     return float(np.abs(actual - expected.numpy()).max())
 
 
-def _checked(worst: float, what: str) -> float:
+def _checked(apart: Sequence[float], what: str) -> float:
+    worst = float(np.max(apart))  # NaN if one of them is, which Python's own max would pass over
     if not worst <= TOLERANCE:  # NaN too
         raise ValueError(
             f"the exported graph of {what} is {worst:.2g} off PyTorch's numbers, more than {TOLERANCE:g}; nothing was written. "
