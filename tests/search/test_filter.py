@@ -253,6 +253,51 @@ def test_a_sample_as_spreadsheets_write_it(tmp_path: Path) -> None:
         read_labels(tmp_path / "one.csv", ["red", "blue"])
 
 
+def test_what_is_written_gives_the_same_decisions_again(tmp_path: Path) -> None:
+    """Score and threshold as written decide as the run did, also where the threshold is a score itself."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        folder = tmp_path / f"{seed}"
+        folder.mkdir()
+        for k in range(8):
+            Image.new("RGB", (4, 4), tuple(int(v) for v in rng.integers(0, 256, 3))).save(folder / f"{k}.png")
+        found = filter_images(FakeEncoder(), open_collection(folder), ["red"])
+        worst = found.names[int(np.argmax(found.ranks[:, 0]))]
+        labels = {"red": {name: name == worst for name in found.names}}  # all must be kept: the threshold is the lowest score
+        result = filter_images(FakeEncoder(), open_collection(folder), ["red"], labels=labels, aim=Aim(recall=1.0))
+        result.write(tmp_path / f"{seed}.csv")
+        threshold = json.loads((tmp_path / f"{seed}.filter.json").read_text())["thresholds"][0]
+        rows = [row for _, row in open_table(tmp_path / f"{seed}.csv")[1]]
+        assert [float(row["score"]) >= threshold for row in rows] == [row["kept"] == "true" for row in rows] == [True] * 8
+
+
+@pytest.mark.parametrize(("quantile", "kept"), [(0.01, 1), (0.04, 1), (0.5, 6), (0.99, 12), (1.0, 12)])
+def test_a_share_above_nothing_keeps_something(folder: Path, quantile: float, kept: int) -> None:
+    result = filter_images(FakeEncoder(), open_collection(folder), ["red"], quantile=quantile)
+    assert result.kept is not None
+    assert result.kept.sum() == kept
+    assert f"the best {100 * quantile:g} % by rank" in result.notes[0]
+
+
+def test_an_image_under_two_names_is_labelled_once(folder: Path, tmp_path: Path) -> None:
+    labels = {"red": {"00.png": True, "./00.png": True, str(folder / "00.png"): True, "05.png": False, "01.png": True}}
+    result = filter_images(FakeEncoder(), open_collection(folder), ["red"], labels=labels)
+    assert (result.calibrations[0].positives, result.calibrations[0].negatives) == (2, 1)
+    assert any("2 labels name an image again" in note for note in result.notes)
+    labels["red"]["./05.png"] = True
+    with pytest.raises(ValueError, match=r"05\.png and \./05\.png are one image, labelled both ways for 'red'"):
+        filter_images(FakeEncoder(), open_collection(folder), ["red"], labels=labels)
+
+
+def test_a_labelled_image_that_the_data_name_and_lack_is_left_out(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("image\n" + "".join(f"{name}\n" for name in [*names(), "missing.png"]), encoding="utf-8")
+    labels = {"red": {"missing.png": True, "00.png": True, "05.png": False}}
+    images = open_collection(tmp_path / "table.csv", image_root=folder)
+    result = filter_images(FakeEncoder(), images, ["red"], labels=labels, label_root=tmp_path)
+    assert result.calibrations[0].positives == 1
+    assert any("1 labelled images cannot be read" in note for note in result.notes)
+
+
 # The command
 
 
@@ -302,6 +347,27 @@ def test_options_without_effect_are_errors(folder: Path, tmp_path: Path) -> None
     assert "needs --patch" in failure(folder, "red", "--scn", "-o", out)
     assert "choose one of these endings" in failure(folder, "red", "-o", tmp_path / "s.txt")
     assert "is a folder" in failure(folder, "red", "-o", _folder(tmp_path / "d.csv"))
+
+
+def test_no_output_takes_the_place_of_an_input(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: pytest.fail("no model is loaded before this is known"))
+    labels, data, out = tmp_path / "labels.csv", tmp_path / "data.csv", tmp_path / "out.csv"
+    labels.write_text("image,label\n" + "".join(f"{n},{int(k < 5)}\n" for k, n in enumerate(names())), encoding="utf-8")
+    data.write_text("image\n" + "".join(f"{name}\n" for name in names()), encoding="utf-8")
+    (tmp_path / "link.csv").symlink_to(labels)
+    before = {path: path.read_bytes() for path in (labels, data)}
+    root = ("--image-root", folder)
+    assert "is read from" in failure(data, "red", *root, "-o", data)
+    assert "is read from" in failure(data, "red", *root, "--labelled", labels, "-o", labels)
+    assert "is read from" in failure(data, "red", *root, "--labelled", labels, "-o", tmp_path / "link.csv")
+    assert "is read from" in failure(data, "red", *root, "--labelled", labels, "-o", out, "--list", labels)
+    assert "is written twice" in failure(data, "red", *root, "--quantile", 0.5, "-o", out, "--list", out)
+    assert "is written twice" in failure(data, "red", *root, "--quantile", 0.5, "-o", out, "--list", tmp_path / "out.filter.json")
+    assert "is a folder" in failure(data, "red", *root, "--quantile", 0.5, "-o", out, "--list", tmp_path)
+    assert "is a file" in failure(data, "red", *root, "-o", labels / "out.csv")
+    assert "is a file" in failure(data, "red", *root, "--quantile", 0.5, "-o", out, "--list", labels / "new" / "list.txt")
+    assert {path: path.read_bytes() for path in (labels, data)} == before
+    assert not out.exists()
 
 
 def _folder(path: Path) -> Path:

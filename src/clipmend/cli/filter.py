@@ -91,7 +91,7 @@ def filter_(
         raise ValueError("--any is for several queries")
     if listing is not None and labelled is None and quantile is None:
         raise ValueError("--list needs --labelled or --quantile: without, nothing says what is kept")
-    check_filter_output(out)
+    check_filter_output(out, listing, [data, *([] if labelled is None else [labelled])])
     aim = Aim(precision, recall, sure) if labelled is not None else None
     labels = read_labels(labelled, queries) if labelled is not None else None
     images = open_collection(data, column=column, image_root=image_root)

@@ -124,19 +124,38 @@ class FilterResult:
         return files
 
 
-def check_filter_output(path: str | os.PathLike[str]) -> None:
-    """Refuse, before any work, an output that cannot be written.
+def check_filter_output(
+    path: str | os.PathLike[str], listing: str | os.PathLike[str] | None = None, inputs: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """Refuse, before any work, an output that cannot be written, or that would take the place of an input.
+
+    Args:
+        path: the table.
+        listing: the list of what is kept, where one is written.
+        inputs: what is read.
 
     Raises:
-        ValueError: an ending other than .csv and .parquet.
-        IsADirectoryError: a folder.
+        ValueError: an ending other than .csv and .parquet, a file of ``inputs``, or one file for two outputs.
+        IsADirectoryError, NotADirectoryError: a folder, or one to be made where a file is.
         ImportError: Parquet without pyarrow.
     """
-    if Path(path).suffix.lower() not in SUFFIXES:
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{display_path(path)}: scores are written as {' or '.join(SUFFIXES)}; choose one of these endings")
-    if Path(path).is_dir():
-        raise IsADirectoryError(f"{display_path(path)} is a folder; name a file")
-    if Path(path).suffix.lower() == ".parquet":
+    outputs = [path, *(path.with_name(f"{path.stem}.{kind}.json") for kind in ("filter", "skipped"))]
+    outputs += [] if listing is None else [Path(listing)]
+    read = {os.path.realpath(file) for file in inputs}
+    for number, file in enumerate(outputs):
+        if file.is_dir():
+            raise IsADirectoryError(f"{display_path(file)} is a folder; name a file")
+        above = next((folder for folder in file.parents if folder.exists()), None)
+        if above is not None and not above.is_dir():
+            raise NotADirectoryError(f"{display_path(above)} is a file; {display_path(file)} cannot be written below it")
+        if os.path.realpath(file) in read:
+            raise ValueError(f"{display_path(file)} is read from, and would be overwritten; name another file")
+        if os.path.realpath(file) in {os.path.realpath(other) for other in outputs[:number]}:
+            raise ValueError(f"{display_path(file)} is written twice; name another file")
+    if path.suffix.lower() == ".parquet":
         from clipmend.search.vectors import _pyarrow
 
         _pyarrow()
@@ -221,9 +240,9 @@ def filter_images(
         result.kept_by = np.asarray(scores.astype(np.float64) >= np.array(result.thresholds), np.bool_)
         result.notes += sample.notes
     elif quantile is not None:
-        count = round(quantile * len(names))
+        count = max(1, round(quantile * len(names)))
         result.kept_by = result.ranks <= count
-        result.notes.append(f"kept: the best {quantile:.0%} by rank for each query, whatever they show; {UNCALIBRATED}")
+        result.notes.append(f"kept: the best {100 * quantile:g} % by rank for each query, whatever they show; {UNCALIBRATED}")
     else:
         result.notes.append(UNCALIBRATED)
     if result.kept_by is not None:
@@ -249,11 +268,13 @@ def read_labels(path: str | os.PathLike[str], queries: Sequence[str]) -> dict[st
     wanted = ("image", "label") if len(queries) == 1 else ("image", "label", "query")
     header, rows = open_table(path, wanted)
     found: dict[str, dict[str, bool]] = {query: {} for query in queries}
+    asked = {query.strip(): query for query in queries}
     for line, row in rows:
         image, text = row["image"].strip(), row["label"].strip().lower()
-        query = row["query"].strip() if "query" in header else queries[0]
-        if query not in found:
-            raise problem(path, line, f"the query {query!r} is not asked; there are {', '.join(map(repr, queries))}")
+        named = row["query"].strip() if "query" in header else queries[0].strip()
+        if named not in asked:
+            raise problem(path, line, f"the query {named!r} is not asked; there are {', '.join(map(repr, queries))}")
+        query = asked[named]
         if not image:
             raise problem(path, line, "image is empty")
         if text not in _TRUE | _FALSE:
@@ -302,8 +323,11 @@ class _Sample:
     def __post_init__(self) -> None:
         self.place = {name: row for row, name in enumerate(self.names)}
         self.others: dict[str, np.ndarray | None] = {}
+        self.files = dict(self.images.files)
+        self.lost = {name for name, _ in self.images.skipped}
 
     def calibrated(self, q: int, query: str, labels: Mapping[str, bool], aim: Aim | None, seed: int) -> Calibration:
+        labels = self._distinct(query, labels)
         self._embed([name for name in labels if name not in self.place and name not in self.others])
         values, right = [], []
         for name, label in labels.items():
@@ -318,16 +342,40 @@ class _Sample:
         except ValueError as error:
             raise ValueError(f"{query!r}: {error}") from None
 
+    def _find(self, name: str) -> Path | None:
+        """The file of a labelled image, where it is one."""
+        if name in self.files:
+            return self.files[name]
+        if name not in self.place and name not in self.lost:
+            own = find_image(name, Path(self.root) if self.root is not None else Path())
+            if own is not None:
+                return own
+        return self.images.find(name)
+
+    def _distinct(self, query: str, labels: Mapping[str, bool]) -> dict[str, bool]:
+        """One label for each file, under the name that the data have for it, where they have one."""
+        chosen: dict[str, str] = {}
+        for name in sorted(labels, key=lambda name: name not in self.place):
+            file = self._find(name)
+            first = chosen.setdefault(name if file is None else os.path.realpath(file), name)
+            if labels[first] != labels[name]:
+                raise ValueError(f"{first} and {name} are one image, labelled both ways for {query!r}")
+        again = len(labels) - len(chosen)
+        if again:
+            self.notes.append(f"{again:,} labels name an image again: it counts once")
+        kept = set(chosen.values())
+        return {name: label for name, label in labels.items() if name in kept}
+
     def _embed(self, names: list[str]) -> None:
-        root = Path(self.root) if self.root is not None else Path()
-        files = {name: find_image(name, root) or self.images.find(name) for name in names}
-        missing = [name for name, file in files.items() if file is None]
+        files = {name: self._find(name) for name in names}
+        missing = [name for name, file in files.items() if file is None and name not in self.lost]
         if missing:
+            where = Path(self.root) if self.root is not None else Path()
             raise FileNotFoundError(
-                f"{len(missing):,} labelled images are neither in the data nor under {root}, as {missing[0]}; "
+                f"{len(missing):,} labelled images are neither in the data nor under {where}, as {missing[0]}; "
                 "name them as the data does, or give their folder"
             )
-        there = [name for name in names if name not in dict(self.images.skipped)]
+        there = [name for name in names if name not in self.lost]
         self.others.update(dict.fromkeys(names))
         done = embed_files(
             self.encoder, [str(files[name]) for name in there], batch_size=self.batch_size, max_pixels=self.max_pixels
@@ -352,7 +400,7 @@ def _csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:.9g}" if isinstance(value, float) else value  # nine digits give a float32 back
+    return value  # a number in full: written shorter, a score that is the threshold itself might fall below it
 
 
 def _write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
