@@ -26,8 +26,8 @@ class PairLoss(nn.Module):
 
     The data set's first column is embedded as the image side and its second as the caption side: a column of images and one of
     captions for a CLIP, or two columns of texts. The margin of :class:`~clipmend.losses.hard_negative.HardNegativeLoss` is taken
-    from the second. A column named ``label`` holds whole numbers that say which image a row shows: rows of one image are no negatives of
-    each other.
+    from the second. A column named ``label`` holds whole numbers that say which image a row shows: rows of one image are no
+    negatives of each other.
 
     Args:
         model: the model being trained.
