@@ -24,7 +24,7 @@ from clipmend.reproduce.inputs import find_inputs, look_at
 from clipmend.reproduce.miniature import Miniature, write_miniature
 from clipmend.reproduce.plan import Rates, make_plan, work_of
 from clipmend.reproduce.published import PUBLISHED, TABLES, configuration
-from clipmend.reproduce.report import rows_of
+from clipmend.reproduce.report import rows_of, write_report
 from clipmend.reproduce.run import Options, reproduce
 
 runner = CliRunner()
@@ -187,18 +187,72 @@ def test_missing_images_and_tables_can_be_skipped_and_are_counted(mini: Miniatur
     copy = tmp_path / "copy"
     shutil.copytree(mini.coco.parent, copy)
     sorted((copy / "coco" / "val2017").iterdir())[0].unlink()
+    trained = sorted((copy / "coco" / "train2017").iterdir())[0]
+    content = trained.read_bytes()
+    trained.unlink()
     for name in ("VOC2007_mcq_llama3.1_rephrased", "COCO_val_retrieval"):
         (copy / "negbench" / "images" / f"{name}.csv").unlink()
     encoder, inputs = clipmend.load(checkpoint), find_inputs(copy / "coco", copy / "voc", copy / "negbench")
     assert inputs.absent == ["voc_choice", "coco_retrieval"]
     options = Options(("released",), changes=CHANGES)
-    with pytest.raises(FileNotFoundError, match="1 of 8 test images not found"):
+    with pytest.raises(ValueError, match=r"image 1: 000000000001\.jpg: no such file"):
         reproduce(encoder, inputs, tmp_path / "out", options)
-    done = reproduce(encoder, inputs, tmp_path / "out", Options(("released",), changes=CHANGES, skip_missing=True))
+    empty = running.Reproduction(tmp_path, "m")
+    with pytest.raises(FileNotFoundError, match="1 of 8 test images not found"):
+        running._test_vectors("coco", encoder, inputs, tmp_path / "vectors", options, empty, lambda text: None)
+    lenient = Options(("released",), changes=CHANGES, skip_missing=True)
+    done = reproduce(encoder, inputs, tmp_path / "out", lenient)
     assert set(done.results["backbone"]) == {"coco_choice", "coco_negated"}
     assert done.results["backbone"]["coco_choice"]["skipped"] == 3
     assert any("VOC2007" in note for note in done.notes)
     assert any("1 of 8 test images" in note for note in done.notes)
+    assert any("released: 1 images whose file is missing left out" in note for note in done.notes)
+    files = write_report(done)
+    whole = [file.read_bytes() for file in files]
+    again = reproduce(encoder, inputs, tmp_path / "out", lenient)
+    assert again.made == []
+    assert [file.read_bytes() for file in write_report(again)] == whole, "notes too: the same command, the same table"
+    # All are there now: a fit without some of them must not pass for one of all.
+    trained.write_bytes(content)
+    for options in (Options(("released",), changes=CHANGES), lenient):
+        if options.skip_missing:
+            assert any("1 images whose file is missing" in n for n in reproduce(encoder, inputs, tmp_path / "out", options).notes)
+        else:
+            with pytest.raises(ValueError, match=r"released were made without images that were missing.*--skip-missing"):
+                reproduce(encoder, inputs, tmp_path / "out", options)
+    # Features may be deleted; then other test images under the same names are measured, and not the kept results shown.
+    shutil.rmtree(tmp_path / "out" / "features")
+    pictures = sorted((copy / "coco" / "val2017").iterdir())
+    first, last = pictures[0].read_bytes(), pictures[-1].read_bytes()
+    pictures[0].write_bytes(last)
+    pictures[-1].write_bytes(first)
+    other = reproduce(encoder, inputs, tmp_path / "out", lenient)
+    assert {name for name in other.made if "backbone" in name} == {
+        "results/backbone-coco_choice.json", "results/backbone-coco_negated.json"
+    }  # fmt: skip
+
+
+def test_printed_rows_of_a_fit_that_was_not_run_are_there_all_the_same(tmp_path: Path) -> None:
+    result = {"metrics": {"acc": 0.5}, "intervals": {"acc": [0.4, 0.6]}, "counts": {"acc": 10}}
+    done = running.Reproduction(tmp_path, "m", {"backbone": {"coco_choice": result}, "truthful": {"coco_choice": result}})
+    rows = rows_of(done)
+    assert [r.label for r in rows if r.measured] == ["backbone", "truthful"]
+    printed = [r for r in rows if not r.measured]
+    assert {"CLIP ViT-B/32", "PeakPatch"} <= {r.label for r in printed}
+    assert len({(r.label, r.source) for r in printed}) == len(printed)
+    assert all(r.source.startswith("published (") for r in printed)
+    write_report(done)
+    content = json.loads((tmp_path / "table.json").read_text())
+    with (tmp_path / "table.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    markdown = (tmp_path / "table.md").read_text().splitlines()
+    for row in content["rows"]:
+        shown = [line for line in markdown if line.startswith(f"| {row['row']} |") and line.endswith(f"| {row['source']} |")]
+        assert len(shown) == 1
+        for heading, value in row["values"].items():
+            (line,) = [x for x in lines if (x["row"], x["source"], x["measure"]) == (row["row"], row["source"], heading)]
+            assert float(line["value"]) == pytest.approx(value, abs=0.005)
+            assert f"| {value:.1f}" in shown[0]
 
 
 def test_what_is_not_there_is_named(mini: Miniature, tmp_path: Path) -> None:

@@ -55,14 +55,18 @@ def headings(table: str) -> dict[str, str]:
 
 
 def rows_of(done: Reproduction) -> list[Row]:
-    """Measured rows, each followed by the published rows about the same, then the rivals' published rows; table by table."""
+    """Measured rows, each followed by the published rows about the same, then those of what was not run; table by table."""
     rows = []
     for table in TABLES:
         for label, results in done.results.items():
             if table in results:
                 rows.append(_measured(table, label, results[table]))
             rows += [_printed(p.label, p.source, table, p.values[table]) for p in PUBLISHED if p.row == label and table in p.values]
-        rows += [_printed(p.label, p.source, table, p.values[table]) for p in PUBLISHED if not p.row and table in p.values]
+        rows += [
+            _printed(p.label, p.source, table, p.values[table])
+            for p in PUBLISHED
+            if p.row not in done.results and table in p.values
+        ]
         if not any(row.table == table and row.measured for row in rows):
             rows = [row for row in rows if row.table != table]
     return rows

@@ -172,16 +172,23 @@ def _fitted(
 ) -> Path:
     """The folder of a fitted patch; its data and the fit where they are not there yet."""
     patch_folder, data_folder = out / "patches" / objective, out / "data" / objective
-    if (patch_folder / "config.json").is_file():
-        return patch_folder
-    if not (data_folder / "data.json").is_file():
+    fitted = (patch_folder / "config.json").is_file()
+    if not fitted and not (data_folder / "data.json").is_file():
         say(f"{objective}: captions and questions")
-        written = negate(
+        negate(
             inputs.training(), data_folder, Denials(reading=objective, per_image=PER_IMAGE, seed=options.seed),  # type: ignore[arg-type]
             on_missing=options.missing, limit=options.limit, overwrite=True,
         )  # fmt: skip
         done.made.append(f"data/{objective}")
-        done.notes += [f"{objective}: {note}" for note in written.notes]
+    notes = _notes_of(data_folder)
+    done.notes += [f"{objective}: {note}" for note in notes]
+    if not options.skip_missing and any("file is missing" in note for note in notes):
+        raise ValueError(
+            f"the captions of {objective} were made without images that were missing then ({'; '.join(notes)}): "
+            "give a new folder, or go on without them (--skip-missing)"
+        )
+    if fitted:
+        return patch_folder
     data = negation_data_from_folder(data_folder)
     if not data.questions:
         raise ValueError(f"{data_folder}: these images allow no questions; more of them, with more than one category, are needed")
@@ -200,6 +207,15 @@ def _fitted(
     patch.save_pretrained(patch_folder)
     done.made.append(f"patches/{objective}")
     return patch_folder
+
+
+def _notes_of(folder: Path) -> list[str]:
+    """What was left out when the data were made, whichever run made them."""
+    try:
+        notes = json.loads((folder / "data.json").read_text(encoding="utf-8")).get("notes")
+    except (OSError, ValueError, AttributeError):  # deleted, once the fit was done
+        return []
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _triples(data: NegationData) -> int:
@@ -248,12 +264,14 @@ def _measured(
 ) -> None:
     """Results of one model on one table: read where they are kept, else measured; of a patch, choice also without its SCN."""
     table, path = TABLES[name], inputs.tables[name]
+    # By what they show: features may be deleted, and other images come under the same names.
+    shown = [(image, _digest(vector.numpy().tobytes())) for image, vector in sorted(vectors.items())]
     variants = {row: True}
     if table.task == "choice" and model.corrects_scores:
         variants[f"{row}, {ALONE}"] = False
     for label, corrected in variants.items():
         file = out / "results" / f"{label.replace(', ', '-').replace(' ', '-')}-{name}.json"
-        identity = _digest(repr((FORMAT, path.read_bytes(), weights, corrected, sorted(vectors))).encode())
+        identity = _digest(repr((FORMAT, path.read_bytes(), weights, corrected, shown)).encode())
         kept = _kept(file, identity)
         if kept is None:
             say(f"{label}: {table.title}")
