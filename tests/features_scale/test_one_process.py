@@ -133,6 +133,29 @@ def test_an_embedding_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
     ]
 
 
+def test_texts_alone_later_forget_no_image_that_was_skipped(
+    encoder: TextAndImageEncoder, pictures: Path, whole: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    report = make_features(encoder, pictures, tmp_path / "out", images=False, **MADE)
+    assert (report.images, report.made) == (0, 0)
+    assert made.tree(tmp_path / "out") == made.tree(whole)
+    assert [skip.image for skip in report.skipped] == list(made.POISONED)
+
+
+def test_a_refused_run_leaves_nothing_that_refuses_the_next(encoder: TextAndImageEncoder, pictures: Path, tmp_path: Path) -> None:
+    """Images of other data are planned, then their captions refused: the plan must not stay in the way of the right data."""
+    make_features(encoder, pictures, tmp_path / "out", images=False, **MADE)
+    before = made.tree(tmp_path / "out")
+    other = made.pictures(tmp_path / "other", 12, poisoned=False)
+    (other / "00.txt").write_text("another caption\n")
+    with pytest.raises(ValueError, match="text features made from something else"):
+        make_features(encoder, other, tmp_path / "out", **MADE)
+    assert made.tree(tmp_path / "out") == before
+    make_features(encoder, pictures, tmp_path / "out", **MADE)
+    assert Features.open(tmp_path / "out").images.shape[0] == 40
+
+
 # Killed and resumed
 
 

@@ -179,8 +179,8 @@ def make_features(
 def _make(job: Job, encoder: DualEncoder, found: Survey, run: Run, images: bool, many: bool, progress: bool) -> FeaturesReport:
     new = [folder for folder in (job.folder, *job.folder.parents) if not folder.exists()]
     job.folder.mkdir(parents=True, exist_ok=True)
+    plans: dict[str, tuple[UnitFolder, Maker]] = {}
     try:
-        plans: dict[str, tuple[UnitFolder, Maker]] = {}
         if images and found.places:
             plans[IMAGES] = job.image_plan(encoder, found.places)
         if job.layers is not None:
@@ -195,9 +195,11 @@ def _make(job: Job, encoder: DualEncoder, found: Survey, run: Run, images: bool,
                 run(job if many else replace(job, model=encoder), tasks, done)
             arrays = {kind: units.read() for kind, (units, _) in plans.items()}  # every unit is there, and whole
     except (Exception, KeyboardInterrupt):
+        for units, _ in plans.values():
+            units.forget()
         _leave_nothing_empty(job.folder, new)
         raise
-    unusable = skipped_images(job.folder / IMAGES) if IMAGES in plans else []
+    unusable = skipped_images(job.folder / IMAGES) if IMAGES in plans else _skipped_before(job.folder / IMAGES)
     skipped = [*found.skipped, *(Skip(found.places[row].image, reason) for row, reason in unusable)]
     write_lines(job.folder / SKIPPED, [skip.to_json() for skip in skipped])
     return FeaturesReport(
@@ -210,6 +212,14 @@ def _make(job: Job, encoder: DualEncoder, found: Survey, run: Run, images: bool,
         made=len(tasks),
         seconds=0.0,
     )
+
+
+def _skipped_before(folder: Path) -> list[tuple[int, str]]:
+    """What an earlier run skipped, where it finished the images of these very tables."""
+    try:
+        return skipped_images(folder)
+    except ValueError:  # none there, or unfinished
+        return []
 
 
 def _write_tables(folder: Path, found: Survey, plans: Collection[str]) -> None:

@@ -151,6 +151,11 @@ class UnitFolder:
         """Make one unit of the manifest and write it; safe in any process while one of them is within :meth:`alone`."""
         self._write(self.path / unit["id"], make(unit["first"], unit["last"]))
 
+    def forget(self) -> None:
+        """Take back a folder that this object made, as long as it holds no unit: a plan must not stand in the way of another."""
+        if self._made:
+            self._leave_nothing_empty()
+
     def _leave_nothing_empty(self) -> None:
         """Remove a folder without a unit, and those above it that were made for it and hold nothing else."""
         if any((self.path / unit["id"]).is_dir() for unit in self.manifest["units"]):
