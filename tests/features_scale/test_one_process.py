@@ -114,6 +114,27 @@ def test_everything_unusable_is_an_error(encoder: TextAndImageEncoder, tmp_path:
     assert len((tmp_path / "out" / "features" / "skipped.jsonl").read_text().splitlines()) == 3
 
 
+def test_no_image_found_is_an_error_before_any_work(encoder: TextAndImageEncoder, tmp_path: Path) -> None:
+    """A table read without its --image-root: captions alone are not what was asked for."""
+    (tmp_path / "t.csv").write_text("image,caption\na.png,a dog\nb.png,no cat\n")
+    with pytest.raises(ValueError, match=r"none of 2 images can be used; the first: a.png: no such file .*--image-root"):
+        make_features(encoder, f"table:{tmp_path / 't.csv'}", tmp_path / "out", **MADE)
+    assert not (tmp_path / "out").exists()
+    report = make_features(encoder, f"table:{tmp_path / 't.csv'}", tmp_path / "out", images=False, **MADE)
+    assert (report.images, report.captions) == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["image_batch", "text_batch", "image_unit", "text_unit", "readers"])
+def test_sizes_below_one_and_a_file_are_refused(encoder: TextAndImageEncoder, pictures: Path, tmp_path: Path, name: str) -> None:
+    for value in (0, -1):
+        with pytest.raises(ValueError, match=f"{name} is {value}; it must be at least 1"):
+            make_features(encoder, pictures, tmp_path / "out", **{**MADE, name: value})
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file; features need a folder"):
+        make_features("no model is loaded", pictures, tmp_path / "file", **MADE)
+
+
 def test_an_embedding_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
     class Odd(RandomDualEncoder):
         def encode_images(self, images, **kwargs):  # type: ignore[no-untyped-def]

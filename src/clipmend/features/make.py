@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipmend.backbones.base import LongTextsWarning, OnLong
-from clipmend.data.images import DEFAULT_MAX_PIXELS
+from clipmend.data.images import DEFAULT_MAX_PIXELS, display_path
 from clipmend.features.survey import DataSource, Skip, Survey, survey, write_lines
 from clipmend.features.work import CAPTIONS, IMAGES, Job, Layers, Run, Worker, fixed_threads
 from clipmend.negation.image_features import skipped_images
@@ -138,8 +138,15 @@ def make_features(
         raise ValueError(f"workers is {workers}; it must be at least 1")
     if "on_error" in options:
         raise ValueError("on_error is always 'skip' here: what cannot be used is left out, and named")
-    if threads < 1:
-        raise ValueError(f"threads is {threads}; it must be at least 1")
+    sizes = {
+        "threads": threads, "readers": readers, "image_batch": image_batch, "text_batch": text_batch, "image_unit": image_unit,
+        "text_unit": text_unit,
+    }  # fmt: skip
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
+    if Path(directory).exists() and not Path(directory).is_dir():
+        raise NotADirectoryError(f"{display_path(directory)} is a file; features need a folder")
     if many and not isinstance(model, (str, Path)):
         raise ValueError("several processes load the model each by itself: give its name or folder, not a live one")
     run: Run = _here
@@ -154,6 +161,10 @@ def make_features(
         if not (images or texts):
             raise ValueError(f"{encoder.name} has no image side, and texts are not asked for")
         found = survey(source, workers=readers)
+        absent = [skip for skip in found.skipped if skip.image]
+        if images and absent and not found.places:
+            first = f"{display_path(absent[0].image)}: {absent[0].reason}"
+            raise ValueError(f"none of {len(absent):,} images can be used; the first: {first}")
         folder = Path(directory) / FOLDER
         layers = _layers(encoder, config, folder) if texts and found.captions else None
         if readers is None and many and ray is None:
