@@ -1,4 +1,4 @@
-"""Stream the arrays of a large JSON object, entry by entry, with the standard library alone.
+"""Stream the arrays of a large JSON object, or one large array, entry by entry, with the standard library alone.
 
 COCO's ``instances_train2017.json`` is 0.45 GB of text and several times that as Python objects; read here, one annotation at a time
 is in memory. A streaming parser in C would be faster, but is one more dependency for files that are read once.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["MAX_ENTRY", "stream_arrays"]
+__all__ = ["MAX_ENTRY", "stream_arrays", "stream_list"]
 
 MAX_ENTRY = 64_000_000
 """Most characters of one entry: more means that a bracket or a quote is missing."""
@@ -38,6 +38,29 @@ def stream_arrays(path: str | Path, *, chunk: int = _CHUNK) -> Iterator[tuple[st
     try:
         with path.open(encoding="utf-8-sig") as file:
             yield from _Cursor(path, file, chunk).object()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
+
+
+def stream_list(path: str | Path, *, chunk: int = _CHUNK) -> Iterator[tuple[int, Any]]:
+    """Entries of the array that a JSON file holds (ShareGPT4V's captions are 1.5 GB of one).
+
+    Args:
+        path: the file, UTF-8, with or without a byte-order mark.
+        chunk: characters read at once.
+
+    Yields:
+        ``(index, entry)``.
+
+    Raises:
+        ValueError: naming the file and the entry: not JSON, cut short, not an array, not UTF-8.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for _, index, entry in _Cursor(path, file, chunk).list():
+                yield index, entry
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
 
@@ -72,6 +95,13 @@ class _Cursor:
                 continue
             self.expect("}", f"the end of the file, after {key}")
             return self.finish()
+
+    def list(self) -> Iterator[tuple[str, int, Any]]:
+        if not self.peek():
+            raise ValueError(f"{self.path}: the file is empty")
+        self.expect("[", "the file, which must be a list")
+        yield from self.array("")
+        self.finish()
 
     def array(self, key: str) -> Iterator[tuple[str, int, Any]]:
         if self.peek() == "]":
@@ -140,7 +170,7 @@ class _Cursor:
 
     def finish(self) -> None:
         if self.peek():
-            raise self.wrong("more text follows after the end of the object")
+            raise self.wrong("more text follows after the end of the data")
 
     def wrong(self, message: str) -> ValueError:
         return ValueError(f"{self.path}: character {self.passed + self.at:,}: {message}")
