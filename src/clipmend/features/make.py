@@ -163,8 +163,8 @@ def make_features(
         found = survey(source, workers=readers)
         absent = [skip for skip in found.skipped if skip.image]
         if images and absent and not found.places:
-            first = f"{display_path(absent[0].image)}: {absent[0].reason}"
-            raise ValueError(f"none of {len(absent):,} images can be used; the first: {first}")
+            told = f"{display_path(absent[0].image)}: {absent[0].reason}"
+            raise ValueError(f"none of {len(absent):,} images can be used; the first: {told}")
         folder = Path(directory) / FOLDER
         layers = _layers(encoder, config, folder) if texts and found.captions else None
         if readers is None and many and ray is None:
