@@ -31,11 +31,11 @@ from acceptance import drawn, plain_texts
 from rich.console import Console
 
 import clipmend
-from clipmend.backbones.base import DualEncoder, TextStates
-from clipmend.backbones.wrapper import TextSideWrapper
+from clipmend.backbones.base import DualEncoder
 from clipmend.data.records import NegationData
 from clipmend.data.scenes import negation_data_from_folder
 from clipmend.evaluation import Evaluation, EvaluationData, evaluate, evaluate_rivals, read_folder, read_pairs
+from clipmend.evaluation.remembering import RememberedTexts
 from clipmend.evaluation.results import write_json
 from clipmend.negation import networks
 from clipmend.negation.features import extract_image_features
@@ -95,33 +95,6 @@ def variants(diagnosis: clipmend.Diagnosis) -> dict[str, Variant]:
     return found
 
 
-class Remembering(TextSideWrapper):
-    """The backbone as it is, but the states of texts that were asked for before, at the same layers, are not computed again.
-
-    Variants that read the same layers are measured on the same texts. Only the states at the layers asked for last are held.
-    """
-
-    def __init__(self, encoder: DualEncoder) -> None:
-        super().__init__(encoder)
-        self.name = encoder.name
-        self._layers: tuple[Any, Any] = ((), ())
-        self._states: dict[tuple[str, ...], TextStates] = {}
-
-    def encode_texts(self, texts: Sequence[str], **options: Any) -> torch.Tensor:
-        return self.encoder.encode_texts(texts, **options)
-
-    def text_states(
-        self, texts: Sequence[str], layers: Sequence[int], *, token_layers: Sequence[int] | None = None, **options: Any
-    ) -> TextStates:
-        asked = tuple(layers), None if token_layers is None else tuple(token_layers)
-        if asked != self._layers:
-            self._layers, self._states = asked, {}
-        key = tuple(texts)
-        if key not in self._states:
-            self._states[key] = super().text_states(texts, layers, token_layers=token_layers, **options)
-        return self._states[key]
-
-
 class Study:
     """Scenes, embeddings and results of one ``--work`` folder.
 
@@ -136,7 +109,7 @@ class Study:
             raise ValueError(f"{known}: made with other scenes or steps than {settings}; choose another folder with --work")
         write_json(known, settings)
         self.encoder: DualEncoder = clipmend.load("scenes")
-        self.measured = Remembering(self.encoder)
+        self.measured = RememberedTexts(self.encoder)
         kept = work / "diagnosis.json"
         if not kept.exists():
             clipmend.diagnose(self.encoder, probes=False, bootstrap=200).to_json(kept)

@@ -142,7 +142,7 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
         mended = clipmend.PeakPatch.from_pretrained(out / "patch").apply(encoder)
         found.backbone_unchanged = clipmend.load("scenes").fingerprint == fingerprint == encoder.fingerprint
     with clock("evaluate", "5. Measure on held-out scenes, beside the baselines (given the true parse, tuned on their own scenes)"):
-        _evaluate(found, encoder, mended, folders, say, progress)
+        _evaluate(found, encoder, folders, say, progress)
         found.map = _map(encoder, mended)
     with clock("search", "6. Index the held-out scenes once, search with both text sides"):
         build_index(encoder, folders["test"] / "images", out / "index", progress=progress)
@@ -170,21 +170,23 @@ def _refuse_other(out: Path) -> None:
         raise FileExistsError(f"{out} is not empty and holds no demo; choose another folder with --out")
 
 
-def _evaluate(
-    found: Findings, encoder: DualEncoder, mended: DualEncoder, folders: dict[str, Path], say: Callable[[Any], None], progress: bool
-) -> None:
+def _evaluate(found: Findings, encoder: DualEncoder, folders: dict[str, Path], say: Callable[[Any], None], progress: bool) -> None:
     from clipmend.evaluation import evaluate, evaluate_rivals, read_folder, read_pairs, side_by_side
+    from clipmend.evaluation.remembering import RememberedTexts
 
     tests, tuning = read_folder(folders["test"]), read_folder(folders["validation"])
-    found.evaluations["backbone"] = evaluate(encoder, tests, samples=200, progress=progress)
+    pictures = tests.images()
+    embedded = encoder.encode_images([folders["test"] / name for name in pictures], progress=progress)
+    vectors = dict(zip(pictures, embedded, strict=True))
+    found.evaluations["backbone"] = evaluate(encoder, tests, image_embeddings=vectors, samples=200, progress=progress)
     baselines = evaluate_rivals(
         encoder, tests, tuning, read_pairs(folders["train"] / "pairs.csv")[:200],
-        tasks=["choice", "negated_retrieval", "exclusion"], samples=50,
+        tasks=["choice", "negated_retrieval", "exclusion"], image_embeddings=vectors, samples=50,
     )  # fmt: skip
     found.evaluations.update(baselines)
-    bundled = clipmend.PeakPatch.from_pretrained("scenes").apply(encoder)
-    found.evaluations["bundled patch"] = evaluate(bundled, tests, samples=50, progress=progress)
-    found.evaluations["mended"] = evaluate(mended, tests, samples=200, progress=progress)
+    shared = RememberedTexts(encoder)  # both patches read the same layers
+    for name, patch, samples in (("bundled patch", clipmend.PeakPatch.from_pretrained("scenes"), 50), ("mended", found.patch, 200)):
+        found.evaluations[name] = evaluate(patch.apply(shared), tests, image_embeddings=vectors, samples=samples, progress=progress)
     for task in found.evaluations["backbone"].results:
         columns = {name: e[task] for name, e in found.evaluations.items() if task in e}
         # Every wording is in the report and in results.json; a terminal shows the groups.
