@@ -71,16 +71,17 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Measure a model, with or without a patch: multiple choice, retrieval, exclusion, and what a gain costs.",
+        help="Measure a model, with or without a patch: choice, retrieval, exclusion, dense captions, and what a gain costs.",
         epilog="Example:\n\nclipmend evaluate choice scenes --patch scenes --data scenes-test/choice.csv --json choice.json\n",
     )
     group.command(name="choice", epilog=CHOICE)(choice)
     group.command(name="retrieval", epilog=RETRIEVAL)(retrieval)
     group.command(name="exclusion", epilog=EXCLUSION)(exclusion)
     group.command(name="all", epilog=ALL)(everything)
-    from clipmend.cli.evaluate_costs import add_commands
+    from clipmend.cli import evaluate_costs, evaluate_dense
 
-    add_commands(group)
+    evaluate_costs.add_commands(group)
+    evaluate_dense.add_commands(group)
     app.add_typer(group, name="evaluate")
 
 

@@ -64,6 +64,11 @@ _PUBLIC = {
     "ZeroshotResult": "zeroshot",
     "evaluate_zeroshot": "zeroshot",
     "read_labelled": "zeroshot",
+    "DenseResult": "dense",
+    "Overlap": "dense_overlap",
+    "dense_retrieval": "dense",
+    "evaluate_dense": "dense",
+    "find_overlap": "dense_overlap",
     "read_folder": "suite",
     "read_pairs": "suite",
 }
@@ -72,6 +77,8 @@ if TYPE_CHECKING:
     from clipmend.evaluation.accumulate import ChoiceAccumulator, ExclusionAccumulator, RankAccumulator
     from clipmend.evaluation.areas import auroc
     from clipmend.evaluation.choice import ChoiceItem, ChoiceResult, choice_items, evaluate_choice, read_choice
+    from clipmend.evaluation.dense import DenseResult, dense_retrieval, evaluate_dense
+    from clipmend.evaluation.dense_overlap import Overlap, find_overlap
     from clipmend.evaluation.exclusion import (
         ExclusionQuery,
         ExclusionResult,
@@ -97,6 +104,7 @@ __all__ = [
     "ChoiceItem",
     "ChoiceResult",
     "Comparison",
+    "DenseResult",
     "Evaluation",
     "EvaluationData",
     "ExclusionAccumulator",
@@ -107,6 +115,7 @@ __all__ = [
     "Measure",
     "NegationDirection",
     "OracleJudge",
+    "Overlap",
     "PairItem",
     "PairsResult",
     "Presence",
@@ -124,14 +133,17 @@ __all__ = [
     "bootstrap_mean",
     "choice_items",
     "compare",
+    "dense_retrieval",
     "evaluate",
     "evaluate_choice",
+    "evaluate_dense",
     "evaluate_exclusion",
     "evaluate_pairs",
     "evaluate_respect",
     "evaluate_retrieval",
     "evaluate_rivals",
     "evaluate_zeroshot",
+    "find_overlap",
     "gold_captions",
     "load_judge",
     "oracle_recall",

@@ -250,6 +250,9 @@ class _Gathered:
         any_short = any(row.short for _, row in self.rows)
         any_segments = any(row.segments for row in self.first)
         stems = [_stem(row.image) for row in self.first]
+        told = {row.split for _, row in self.rows}
+        if split == ALL and len(told) == 1:  # drawn scenes: the folder says which split it is
+            split = told.pop() or ALL
         return DenseData(
             name,
             split,

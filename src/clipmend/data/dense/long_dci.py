@@ -29,7 +29,7 @@ def long_dci_rows(path: Path, splits: tuple[str, ...], root: Path | None, log: L
     Args:
         path: the table, or the folder that holds it under its usual name.
         splits: there are none; only ``"all"`` can be read.
-        root: folder of the photographs (default: ``photos/`` beside the table, or the table's own folder).
+        root: folder of the photographs (default: DCI's ``photos/`` beside the table, or the table's own folder).
         log: takes what cannot be used.
     """
     if splits:
@@ -45,6 +45,7 @@ def long_dci_rows(path: Path, splits: tuple[str, ...], root: Path | None, log: L
     on_bad = log.bad if log.on_error == "skip" else None
     _, rows = open_table(table, ("filepath", "title"), delimiter=delimiter, on_bad=on_bad)
     photos = root or table.parent / "photos"
+    more = (table.parent / "densely_captioned_images" / "photos", table.parent)
     for line, row in rows:
         where = f"{table}: line {line}"
         try:
@@ -55,4 +56,4 @@ def long_dci_rows(path: Path, splits: tuple[str, ...], root: Path | None, log: L
         except ValueError as error:
             log.bad(error)
             continue
-        yield DenseRow(name, text, where, locate(photos, name, table.parent))
+        yield DenseRow(name, text, where, locate(photos, name, *more))
