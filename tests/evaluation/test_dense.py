@@ -21,6 +21,7 @@ from clipmend.data.dense import DenseData, read_dense
 from clipmend.evaluation import compare
 from clipmend.evaluation.dense import dense_retrieval, evaluate_dense
 from clipmend.evaluation.dense_overlap import find_overlap, read_ids, read_twins
+from clipmend.evaluation.dense_tables import published_dense
 
 
 def slow(scores: np.ndarray, owner: list[int], ks: tuple[int, ...], queries: list[int]) -> dict[str, float]:
@@ -195,6 +196,16 @@ def test_paired_differences_of_every_part() -> None:
     for name in ("image_retrieval_recall@1", "unseen_gallery/text_retrieval_recall@1", "twins/group"):
         assert found[name].low <= found[name].difference <= found[name].high
         assert found[name].difference == pytest.approx(two.metrics[name] - one.metrics[name])
+
+
+def test_printed_rows_as_printed() -> None:
+    shown = {(row.dataset, row.method, row.trained_on): row.shown for row in published_dense()}
+    assert shown["docci", "HN-CLIP", "dci"] == "85.00/83.14"
+    assert shown["long-dci", "StructXLIP", ""] == "75.34/72.30"
+    assert shown["urban1k", "HN-CLIP", ""] == "91.1/90.3"
+    assert len(shown) == len(published_dense())
+    assert {row.dataset for row in published_dense()} == {"docci", "dci", "long-dci", "urban1k"}
+    assert published_dense("scenes") == []
 
 
 # With an encoder

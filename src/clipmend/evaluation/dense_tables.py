@@ -39,6 +39,13 @@ class PublishedDense:
     image_to_text: float
     source: str
 
+    @property
+    def shown(self) -> str:
+        """``"88.25/86.24"``, with as many decimals as were printed."""
+        pair = (self.text_to_image, self.image_to_text)
+        decimals = 1 if all(round(value, 1) == value for value in pair) else 2
+        return "/".join(f"{value:.{decimals}f}" for value in pair)
+
 
 @lru_cache(maxsize=1)
 def _read() -> tuple[PublishedDense, ...]:
@@ -172,5 +179,5 @@ def _published(sets: set[str]) -> dict[tuple[str, str], dict[str, str]]:
     for row in published_dense():
         if row.dataset in sets:
             own = row.trained_on if row.trained_on != row.dataset else ""
-            rows.setdefault((row.method, own), {})[row.dataset] = f"{row.text_to_image:g}/{row.image_to_text:g}"
+            rows.setdefault((row.method, own), {})[row.dataset] = row.shown
     return rows
