@@ -11,6 +11,7 @@ import pytest
 from tests.data import dense_made as made
 
 from clipmend.data.dense import DENSE_SETS, dense_rows, dense_set, read_dense
+from clipmend.data.json_stream import stream_list
 from clipmend.data.preflight import preflight
 from clipmend.data.readers import read, recognise
 from clipmend.data.readers.base import Log
@@ -350,3 +351,21 @@ def test_sets_are_recognised_and_others_are_not_taken(tmp_path: Path) -> None:
     log = Log("skip")
     assert len(list(dense_rows("docci", tmp_path / "docci", log=log))) == 2
     assert log.skipped == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
+def test_a_list_is_streamed_whole_whatever_the_chunk(chunk: int, tmp_path: Path) -> None:
+    entries = [{"a": "x, ]", "b": [1, 2.5e3]}, 12, "é", [], None, {"c": {"d": "\u2028"}}]
+    file = made.write(tmp_path / "list.json", "\ufeff " + json.dumps(entries, indent=1) + "\n")
+    assert list(stream_list(file, chunk=chunk)) == list(enumerate(entries))
+    assert list(stream_list(made.write(file, "[]"), chunk=chunk)) == []
+    for text, message in (
+        ("", "the file is empty"),
+        ("{}", "the file, which must be a list"),
+        ("[1, 2", "the file ends where ']' belongs"),
+        ('[{"a": 1}, {"a":', r"\[1\] is cut short"),
+        ("[1] 2", "more text follows"),
+        ("[1 2]", "'2' stands where ']' belongs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(stream_list(made.write(file, text), chunk=chunk))

@@ -303,7 +303,7 @@ def evaluate_dense(
         raise data.missing_error(missing)
     if missing:
         notes.append(f"{len(missing):,} of {len(data.images):,} images have no file: left out with their captions")
-        keep = [k for k in range(len(data.images)) if k not in set(missing)]
+        keep = sorted(set(range(len(data.images))) - set(missing))
         overlap = None if overlap is None else replace(overlap, seen=overlap.seen[keep])
         digests = None if digests is None else [digests[k] for k in keep]
         data = data.without(missing)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipmend.data.dense.collection import DenseData
+from clipmend.data.dense.collection import DenseData, file_digests
 
 __all__ = ["Overlap", "find_overlap", "read_ids", "read_twins"]
 
@@ -106,8 +106,7 @@ def find_overlap(
 def _same_files(data: DenseData, training: DenseData, digests: Sequence[str] | None) -> NDArray[np.bool_]:
     own = digests if digests is not None else data.digests()
     sizes = {size for path in data.images if (size := _size(path)) is not None}
-    candidates = [k for k, path in enumerate(training.images) if _size(path) in sizes]
-    trained = set(training.without([k for k in range(len(training.images)) if k not in set(candidates)]).digests())
+    trained = set(file_digests([path for path in training.images if _size(path) in sizes]))
     return np.array([bool(digest) and digest in trained for digest in own])
 
 

@@ -32,7 +32,7 @@ __all__ = [
 ALL = "all"
 
 # Names that mean the same image wherever they stand: SA-1B's (DCI, Long-DCI, part of ShareGPT4V) and COCO's.
-_KNOWN = re.compile(r"sa_\d+|\d{12}")
+_KNOWN = re.compile(r"sa_\d+|0{6}\d{6}")
 
 
 @dataclass(frozen=True, slots=True)

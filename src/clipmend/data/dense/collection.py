@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from clipmend.data.images import display_path
 from clipmend.data.readers.base import Log, Record, Source
 
-__all__ = ["DenseData", "Segment"]
+__all__ = ["DenseData", "Segment", "file_digests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +147,7 @@ class DenseData:
             advance: called after each file, for a progress bar.
         """
 
-        def one(path: Path) -> str:
-            digest = _sha256(path)
-            if advance is not None:
-                advance()
-            return digest
-
-        with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="digests") as pool:
-            return list(pool.map(one, self.images))
+        return file_digests(self.images, workers, advance)
 
     def gallery_digest(self, digests: Sequence[str] | None = None) -> str:
         """SHA-256 of what is retrieved from: of each image its content and its captions, in an order of their own.
@@ -185,6 +178,19 @@ class DenseData:
             f"{self.name}: {len(missing):,} of {len(self.images):,} images have no file: {shown}{more}; "
             "give their folder (--image-root), or leave them out (--skip-missing)"
         )
+
+
+def file_digests(paths: Sequence[Path], workers: int | None = None, advance: Callable[[], None] | None = None) -> list[str]:
+    """SHA-256 of each file, read in threads; ``""`` for one that cannot be read (see :meth:`DenseData.digests`)."""
+
+    def one(path: Path) -> str:
+        digest = _sha256(path)
+        if advance is not None:
+            advance()
+        return digest
+
+    with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="digests") as pool:
+        return list(pool.map(one, paths))
 
 
 def _sha256(path: Path) -> str:
