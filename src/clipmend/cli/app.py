@@ -24,6 +24,8 @@ COMMANDS = (
     "filter",
     "export",
     "stretch",
+    "finetune",
+    "dense_stats",
 )
 
 

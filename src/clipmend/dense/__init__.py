@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
     "CachedStep": "clipmend.losses",
+    "FineTuned": "clipmend.dense.finetuned",
+    "FinetuneConfig": "clipmend.dense.config",
     "FixedMarginLoss": "clipmend.losses",
     "FrozenMargins": "clipmend.losses",
     "HardNegativeLoss": "clipmend.losses",
@@ -19,17 +21,24 @@ _PUBLIC = {
     "InfoNCELoss": "clipmend.losses",
     "KeptRows": "clipmend.dense.positions",
     "LateInteractionLoss": "clipmend.losses",
+    "Pairs": "clipmend.dense.pairs",
+    "RECIPES": "clipmend.dense.recipes",
     "SigmoidHardNegativeLoss": "clipmend.losses",
     "Stretched": "clipmend.dense.positions",
     "cached_backward": "clipmend.losses",
+    "finetune": "clipmend.dense.training",
     "keep_rows_fixed": "clipmend.dense.positions",
+    "make_recipe": "clipmend.dense.recipes",
     "stretch": "clipmend.dense.positions",
     "stretch_positions": "clipmend.dense.positions",
     "write_longer": "clipmend.dense.longer",
 }
 
 __all__ = [
+    "RECIPES",
     "CachedStep",
+    "FineTuned",
+    "FinetuneConfig",
     "FixedMarginLoss",
     "FrozenMargins",
     "HardNegativeLoss",
@@ -39,18 +48,26 @@ __all__ = [
     "InfoNCELoss",
     "KeptRows",
     "LateInteractionLoss",
+    "Pairs",
     "SigmoidHardNegativeLoss",
     "Stretched",
     "cached_backward",
+    "finetune",
     "keep_rows_fixed",
+    "make_recipe",
     "stretch",
     "stretch_positions",
     "write_longer",
 ]
 
 if TYPE_CHECKING:
+    from clipmend.dense.config import FinetuneConfig
+    from clipmend.dense.finetuned import FineTuned
     from clipmend.dense.longer import write_longer
+    from clipmend.dense.pairs import Pairs
     from clipmend.dense.positions import KeptRows, Stretched, keep_rows_fixed, stretch, stretch_positions
+    from clipmend.dense.recipes import RECIPES, make_recipe
+    from clipmend.dense.training import finetune
     from clipmend.losses import (
         CachedStep,
         FixedMarginLoss,
