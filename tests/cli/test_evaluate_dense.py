@@ -14,6 +14,7 @@ from tests.evaluation.fakes import LookupEncoder
 from typer.testing import CliRunner
 
 import clipmend
+from backbones import tiny
 from clipmend.backbones.base import Fingerprint
 from clipmend.cli.app import app
 from clipmend.data.dense import read_dense
@@ -159,6 +160,24 @@ def test_a_curve_over_checkpoints_and_its_continuation(sets: list[str]) -> None:
     assert "epoch-11 on docci: measured" in shown
     # Another question, another measurement.
     assert "epoch-2 on docci: measured" in run("--epochs", "run", *one[:-1], "2")
+
+
+def test_saved_models_of_transformers(world: Path, tmp_path: Path) -> None:
+    """Random weights: what counts is that folders are opened, long paragraphs counted as cut, and weights told apart."""
+    tokenizer = tiny.clip_tokenizer()
+    for epoch in (1, 2):
+        parts = (tiny.clip_model(tokenizer, seed=epoch), tokenizer, tiny.clip_processor())
+        tiny.saved(tmp_path / "run" / f"epoch-{epoch}", *parts)
+    out = tmp_path / "r.json"
+    run(tmp_path / "run/epoch-1", "--set", "scenes", "--data", world, "--json", out)
+    found = json.loads(out.read_text())["truncation"]
+    assert found == {"context_length": 40, "distinct_captions": 24, "truncated": 24, "share": 1.0}
+    shown = run("--epochs", tmp_path / "run", "--set", "scenes", "--data", world)
+    assert "epoch-2 on scenes: measured" in shown
+    tiny.saved(tmp_path / "run/epoch-2", tiny.clip_model(tokenizer, seed=3))  # other weights in the same place
+    shown = run("--epochs", tmp_path / "run", "--set", "scenes", "--data", world)
+    assert "epoch-1 on scenes: kept from before" in shown
+    assert "epoch-2 on scenes: measured" in shown
 
 
 def test_open_clips_checkpoints_go_by_their_own_name(sets: list[str]) -> None:
