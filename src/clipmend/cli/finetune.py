@@ -35,7 +35,7 @@ def finetune(
         help="Images with captions: a folder with captions.csv or a .txt beside each image, drawn scenes, a table, or READER:PATH.",
     ),
     out: Path = typer.Option(..., "--out", "-o", metavar="OUT", help="The model, a new folder."),
-    recipe: str = typer.Option("hn-clip", "--recipe", help="What is minimised: plain, hn-clip, lora, dora, ..."),
+    recipe: str | None = typer.Option(None, "--recipe", help="What is minimised: plain, hn-clip (the default), lora, dora, ..."),
     set_: list[str] = typer.Option([], "--set", metavar="NAME=VALUE", help="A field of the recipe, such as gamma=0.5; repeatable."),
     length: int | None = typer.Option(None, "--length", min=1, help="Text positions; a shorter CLIP is stretched first."),
     keep: int | None = typer.Option(None, "--keep", min=0, help="With --length: first positions kept as they are (default 20)."),
@@ -109,7 +109,7 @@ def finetune(
             raise ValueError(f"{config}: expected an object of FinetuneConfig's fields, not {type(values).__name__}")
     described = values.pop("recipe", None)
     base = described if isinstance(described, dict) else {"name": described} if described else {}
-    name = recipe if _given("recipe") or not base else str(base.get("name"))
+    name = recipe or str(base.get("name", "hn-clip"))
     fields = {key: value for key, value in base.items() if key != "name"} if name == base.get("name") else {}
     values["recipe"] = make_recipe(name, **{**fields, **_fields(set_)})
     chosen = FinetuneConfig.from_dict(values, source=str(config or "config")).with_(
@@ -157,14 +157,6 @@ def finetune(
         console.print(
             "note: that is the model before the training; no later state was better on the held-out images", style="yellow"
         )
-
-
-def _given(name: str) -> bool:
-    """Whether an option was on the command line."""
-    import click
-
-    context = click.get_current_context()
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _fields(pairs: list[str]) -> dict[str, Any]:
