@@ -85,7 +85,8 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             continue
         if block.language == "python":
             # The line offset makes a traceback name the line of the page.
-            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+            # Without this file's own __future__ import, which a reader does not have.
+            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec", dont_inherit=True), namespace)
         elif block.language == "bash":
             run_bash(block, tmp_path)
 
