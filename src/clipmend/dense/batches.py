@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clipmend.backbones.tokens import pad_ids
 from clipmend.data.ahead import read_ahead
+from clipmend.dense.boxes import Frames
 from clipmend.dense.pairs import Pairs
 from clipmend.dense.recipes import Example, Recipe
 
@@ -63,6 +64,7 @@ class Preparer:
     def __init__(self, encoder: Any, pairs: Pairs, recipe: Recipe, *, whole_length: bool, seed: int) -> None:
         self.encoder, self.pairs, self.recipe, self.seed = encoder, pairs, recipe, seed
         self.tokens = encoder.tower.tokens
+        self.frame = Frames(encoder.prepare_image)
         self.length = self.tokens.context_length if whole_length else None
         tokenizer = getattr(self.tokens, "tokenizer", None)
         self.ends = {getattr(tokenizer, name, None) for name in ("eos_token_id", "sep_token_id")} - {None}
@@ -71,6 +73,13 @@ class Preparer:
     def ids_of(self, text: str) -> list[int]:
         """Ids of a text, cut to the context length."""
         return self.tokens([text]).ids[0]
+
+    def count_words(self, text: str) -> int:
+        """Words that the model reads of a text: its tokens without start and end, as :meth:`words` marks them."""
+        if not text.strip():
+            return 0
+        ids = torch.tensor([self.ids_of(text)])
+        return int(self.words(ids, torch.ones_like(ids, dtype=torch.bool)).sum())
 
     def plain(self, row: int) -> dict[str, Any]:
         """Image and caption of a pair alone, as they are for validation."""
@@ -87,6 +96,7 @@ class Preparer:
                 row, image, pairs.captions[row],
                 short=pairs.short[row] if pairs.short is not None else "",
                 segments=pairs.segments[place] if pairs.segments is not None else (),
+                count_words=self.count_words, frame=self.frame,
             ),
             rng,
         )  # fmt: skip

@@ -66,10 +66,14 @@ class Pairs:
         return image.open() if isinstance(image, Record) else open_image(image)
 
     def digest(self) -> str:
-        """SHA-256 of the captions and the names of their images: the same wherever the files lie."""
+        """SHA-256 of the captions, the names of their images and the parts of these: the same wherever the files lie."""
         digest = hashlib.sha256()
         for row, caption in enumerate(self.captions):
             digest.update(f"{self.image_ids[self.image_of[row]]}\0{caption}\n".encode("utf-8", "surrogatepass"))
+        for place, segments in enumerate(self.segments or ()):
+            for part in segments:
+                line = f"{self.image_ids[place]}\0{part.box}\0{part.caption}\0{part.score}\n"
+                digest.update(line.encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def split(self, share: float, most: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

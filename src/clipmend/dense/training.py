@@ -114,6 +114,7 @@ class _Run:
         self.config, self.pairs, self.launch, self.directory, self.workers = config, pairs, launch, directory, workers
         self.started = time.monotonic()
         recipe = config.recipe
+        self.checked = recipe.check(pairs)
         self.identity = _identity(config, pairs, encoder)
         before = encoder.context_length
         if config.length is not None and config.length != before:
@@ -329,7 +330,7 @@ class _Run:
             f"{config.batch_size - 1:,} negatives a query ({self.launch.world} x {config.micro_batches} micro-batches of {share})",
             self.truncated.told(),
         ]
-        return notes + self.pairs.notes + config.recipe.notes(config.batch_size - 1)
+        return notes + self.pairs.notes + self.checked + config.recipe.notes(config.batch_size - 1)
 
     def _finish(self, state: dict[str, Any], notes: list[str]) -> FineTuned:
         config = self.config

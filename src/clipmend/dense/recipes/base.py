@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from clipmend.losses.sigmoid import SigmoidHardNegativeLoss
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from clipmend.dense.pairs import Pairs
     from clipmend.dense.towers import Towers
 
 __all__ = ["RECIPES", "Example", "Joined", "Moment", "Recipe", "Views", "make_recipe", "register"]
@@ -31,6 +32,8 @@ class Example:
         caption: the text.
         short: a short caption of the same image, where the data have one; else ``""``.
         segments: parts of the image with their sentences, where the data have them (``image, caption, box`` each).
+        count_words: how many words (tokens, without start and end) the model reads of a text; of one too long, those that fit.
+        frame: which part of an image of ``(width, height)`` the encoder sees, as shares of it (:meth:`in_view`).
     """
 
     row: int
@@ -38,6 +41,18 @@ class Example:
     caption: str
     short: str = ""
     segments: Sequence[Any] = ()
+    count_words: Callable[[str], int] = lambda text: len(text.split())
+    frame: Callable[[tuple[int, int]], tuple[float, float, float, float]] = lambda size: (0.0, 0.0, 1.0, 1.0)
+
+    def in_view(self, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+        """A box in pixels of the image as shares, 0 to 1, of what the encoder sees of it; it may reach beyond."""
+        width, height = self.image.size
+        left, top, right, bottom = self.frame((width, height))
+        across, down = right - left, bottom - top
+        return (
+            (box[0] / width - left) / across, (box[1] / height - top) / down,
+            (box[2] / width - left) / across, (box[3] / height - top) / down,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -194,6 +209,14 @@ class Recipe:
     def tokens(self) -> frozenset[str]:
         """Which of ``"image"``, ``"text"`` and the views ``"image/NAME"``, ``"text/NAME"`` also give their tokens."""
         return frozenset()
+
+    def check(self, pairs: Pairs) -> list[str]:
+        """What a user should know of the data for this recipe.
+
+        Raises:
+            ValueError: data without what the recipe needs; the way to it is named.
+        """
+        return []
 
     def notes(self, negatives: int) -> list[str]:
         """What a user should know before a training with so many negatives a query."""
