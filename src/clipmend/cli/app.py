@@ -25,7 +25,7 @@ COMMANDS = (
     "export",
     "stretch",
     "finetune",
-    "dense_stats",
+    "dense-stats",
 )
 
 
@@ -54,9 +54,9 @@ def _root(
     """Options of the command itself; the work is in its sub-commands."""
 
 
-for _command in COMMANDS:
-    if find_spec(f"clipmend.cli.{_command}"):
-        import_module(f"clipmend.cli.{_command}").register(app)
+for _module in (f"clipmend.cli.{_command.replace('-', '_')}" for _command in COMMANDS):
+    if find_spec(_module):
+        import_module(_module).register(app)
 
 
 def main() -> None:
