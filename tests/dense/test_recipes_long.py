@@ -212,6 +212,13 @@ def test_captions_of_one_sentence_and_of_none() -> None:
     assert drawn("") == drawn("  ") == ""
 
 
+def test_how_many_captions_have_one_sentence_is_told() -> None:
+    (note,) = make_recipe("debias-clip").check(paragraphs(8))
+    assert note.startswith("2 of 8 captions (25.0%) have one sentence")
+    assert make_recipe("debias-clip", drop_summary=False).check(paragraphs(8)) == []
+    assert make_recipe("long-clip").check(paragraphs(8)) == []
+
+
 def test_padding_in_front() -> None:
     ids = [98, 5, 6, 99]  # CLIP's: the end token is the one behind the start token
     assert pad_front(ids, 2, 99) == [98, 0, 0, 5, 6, 99]  # an end token in front would be taken for the end

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from clipmend.dense.recipes.base import Example, register
 from clipmend.dense.recipes.long_clip import LongClipRecipe
 from clipmend.dense.sentences import join_sentences, split_sentences
+
+if TYPE_CHECKING:
+    from clipmend.dense.pairs import Pairs
 
 __all__ = ["DebiasClipRecipe", "pad_front"]
 
@@ -44,8 +47,8 @@ class DebiasClipRecipe(LongClipRecipe):
     2. of the other sentences a random number, at least one, in a *random order*,
     3. with a random amount of *padding in front* of its words (:func:`pad_front`), up to all the room there is.
 
-    A caption of *one sentence* has nothing left without it: that sentence is used, and only its position changes. A caption of no
-    sentence is an empty text. What is drawn depends on seed, step and pair alone.
+    A caption of *one sentence* has nothing left without it: that sentence is used, and only its position changes (a note says for how
+    many). A caption of no sentence is an empty text. What is drawn depends on seed, step and pair alone.
 
     The paper's summary leaves open how many sentences are kept and how long the padding is; both are uniform here. That the start
     token stays in front of the padding, and that the changed caption stands where Long-CLIP has its short one, with the PCA
@@ -78,6 +81,13 @@ class DebiasClipRecipe(LongClipRecipe):
         super().__post_init__()
         if not 0 <= self.padding <= 1:
             raise ValueError(f"padding is {self.padding}; it is a share of the free positions, from 0 to 1")
+
+    def check(self, pairs: Pairs) -> list[str]:
+        alone = sum(len(split_sentences(caption)) < 2 for caption in pairs.captions)
+        if not (self.short_weight and self.drop_summary and alone):
+            return []
+        share = 100 * alone / len(pairs)
+        return [f"{alone:,} of {len(pairs):,} captions ({share:.1f}%) have one sentence: it is kept, and only its position changes"]
 
     def other_text(self, example: Example, rng: np.random.Generator) -> str:
         sentences = split_sentences(example.caption)
