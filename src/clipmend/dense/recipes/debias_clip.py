@@ -47,8 +47,8 @@ class DebiasClipRecipe(LongClipRecipe):
     2. of the other sentences a random number, at least one, in a *random order*,
     3. with a random amount of *padding in front* of its words (:func:`pad_front`), up to all the room there is.
 
-    A caption of *one sentence* has nothing left without it: that sentence is used, and only its position changes (a note says for how
-    many). A caption of no sentence is an empty text. What is drawn depends on seed, step and pair alone.
+    A caption of *one sentence* has nothing left without it: that sentence is used, and only its position changes (a note says for
+    how many). A caption of no sentence is an empty text. What is drawn depends on seed, step and pair alone.
 
     The paper's summary leaves open how many sentences are kept and how long the padding is; both are uniform here. That the start
     token stays in front of the padding, and that the changed caption stands where Long-CLIP has its short one, with the PCA
