@@ -9,7 +9,7 @@ import typer
 
 __all__ = ["register"]
 
-SUBCOMMANDS = ("check", "negate")
+SUBCOMMANDS = ("check", "negate", "segments")
 
 EPILOG = """Example:
 
