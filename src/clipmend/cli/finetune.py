@@ -35,7 +35,11 @@ def finetune(
         help="Images with captions: a folder with captions.csv or a .txt beside each image, drawn scenes, a table, or READER:PATH.",
     ),
     out: Path = typer.Option(..., "--out", "-o", metavar="OUT", help="The model, a new folder."),
-    recipe: str | None = typer.Option(None, "--recipe", help="What is minimised: plain, hn-clip (the default), lora, dora, ..."),
+    recipe: str | None = typer.Option(
+        None,
+        "--recipe",
+        help="What is minimised: plain, hn-clip (the default), long-clip, debias-clip, finelip, goal, structxlip, lora or dora.",
+    ),
     set_: list[str] = typer.Option([], "--set", metavar="NAME=VALUE", help="A field of the recipe, such as gamma=0.5; repeatable."),
     length: int | None = typer.Option(None, "--length", min=1, help="Text positions; a shorter CLIP is stretched first."),
     keep: int | None = typer.Option(None, "--keep", min=0, help="With --length: first positions kept as they are (default 20)."),
