@@ -151,7 +151,7 @@ def test_a_real_mask_generation_model_of_random_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     vision = {
         "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 16, "mlp_dim": 16,
-        "output_channels": 8, "global_attn_indexes": [0], "window_size": 2,
+        "output_channels": 8, "global_attn_indexes": [0], "window_size": 2, "num_pos_feats": 4,
     }  # fmt: skip
     prompt = {"hidden_size": 8, "image_size": 64, "patch_size": 16, "mask_input_channels": 4}
     decoder = {"hidden_size": 8, "mlp_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 8}
