@@ -80,7 +80,8 @@ def filter_(
     from clipmend.data.images import display_path
     from clipmend.search.calibrate import Aim, describe
     from clipmend.search.collection import open_collection
-    from clipmend.search.filter import check_filter_output, filter_images, read_labels
+    from clipmend.search.filter import filter_images, read_labels
+    from clipmend.search.filter_files import check_filter_output
     from clipmend.search.query import negation_hint
     from clipmend.search.store import write_atomically
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from clipmend.cli.config import read_config
+
 __all__ = ["register"]
 
 EPILOG = """Example:
@@ -80,7 +82,6 @@ def finetune(
     A part of the training images is held out, and the state of the best recall on it is kept: never give test data. A run that was
     killed is resumed by the same command, with the same result. Several processes or machines: accelerate launch.
     """
-    import json
     import os
 
     from rich.console import Console
@@ -105,12 +106,7 @@ def finetune(
         raise ValueError("--steps and --epochs exclude each other")
     values: dict[str, Any] = {}
     if config is not None:
-        try:
-            values = json.loads(config.read_text(encoding="utf-8-sig"))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{config}: not JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{config}: expected an object of FinetuneConfig's fields, not {type(values).__name__}")
+        values = read_config(config, "FinetuneConfig")
     described = values.pop("recipe", None)
     base = described if isinstance(described, dict) else {"name": described} if described else {}
     name = recipe or str(base.get("name", "hn-clip"))
@@ -193,8 +189,8 @@ def _clear(folder: Path) -> None:
     """Delete what the training kept in its own work folder, and the folder unless it holds anything else."""
     from contextlib import suppress
 
+    from clipmend.checkpoint import CHECKPOINT
     from clipmend.dense.progress import METRICS
-    from clipmend.dense.states import CHECKPOINT
 
     for path in (folder / CHECKPOINT, folder / METRICS, *folder.glob("best-*.safetensors")):
         path.unlink(missing_ok=True)

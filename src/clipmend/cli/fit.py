@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from clipmend.cli.config import read_config
 from clipmend.cli.encoders import MODEL_HELP
 
 __all__ = ["register"]
@@ -80,7 +81,6 @@ def fit(
     itself reads the stored features. With --data, noun sets are mixed in unless --images-only says otherwise. A run that was killed
     is resumed by the same command.
     """
-    import json
     from dataclasses import replace
 
     from rich.console import Console
@@ -108,12 +108,7 @@ def fit(
         raise NotADirectoryError(f"{work} is a file; --work wants a folder")
     values = {}
     if config is not None:
-        try:
-            values = json.loads(config.read_text(encoding="utf-8-sig"))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{config}: not JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{config}: expected an object of PeakPatchConfig's fields, not {type(values).__name__}")
+        values = read_config(config, "PeakPatchConfig")
     chosen = PeakPatchConfig.from_dict(values, source=str(config or "config"))
     given: dict[str, Any] = {
         "objective": objective, "steps": steps, "hidden": hidden, "peak": peak, "anchor": anchor, "seed": seed,

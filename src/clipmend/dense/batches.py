@@ -210,6 +210,7 @@ class Batches:
         self.preparer, self.rows, self.seed = preparer, rows, seed
         self.batch_size, self.accumulate, self.micro_batches = batch_size, accumulate, micro_batches
         self.rank, self.world = rank, world
+        self._order: tuple[int, Rows] | None = None  # of the epoch asked for last
         step = batch_size * accumulate
         if len(rows) < step:
             times = f" x {accumulate} accumulated" if accumulate > 1 else ""
@@ -227,7 +228,9 @@ class Batches:
     def rows_of(self, step: int, part: int = 0) -> Rows:
         """All processes' pairs of one batch: an epoch is a permutation, its incomplete last step left out."""
         epoch, place = divmod(step, self.per_epoch)
-        order = np.random.default_rng((self.seed, 1, epoch)).permutation(self.rows)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, np.random.default_rng((self.seed, 1, epoch)).permutation(self.rows)
+        order = self._order[1]
         begin = (place * self.accumulate + part) * self.batch_size
         return order[begin : begin + self.batch_size]
 

@@ -19,7 +19,7 @@ from clipmend.dense.recipes.base import Joined
 from clipmend.losses.hard_negative import HardNegativeLoss
 from clipmend.losses.info_nce import InfoNCELoss
 
-__all__ = ["SATURATED", "Lens", "caption_cosines", "entries_of", "look", "plot_lens", "summarise"]
+__all__ = ["SATURATED", "Lens", "caption_cosines", "caption_likeness", "entries_of", "look", "plot_lens", "summarise"]
 
 SATURATED = 1e-3
 """An InfoNCE below this teaches nothing any more."""
@@ -70,16 +70,20 @@ def caption_cosines(text: Tensor, caption_ids: Any = None) -> dict[str, float]:
         text: ``[N, D]`` unit rows.
         caption_ids: ``[N]``; the same caption twice is no pair.
     """
+    mean, nearest = caption_likeness(text, caption_ids)
+    return {"caption_cosine": mean, "hardest_cosine": float(nearest.mean()) if len(nearest) else math.nan}
+
+
+def caption_likeness(text: Tensor, caption_ids: Any = None) -> tuple[float, Tensor]:
+    """The mean cosine over pairs of captions (NaN without any), and ``[M]`` cosines of each to its nearest, where there is one."""
     rows = text.detach().float()
     cosines = rows @ rows.T
     other = ~torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     if caption_ids is not None:
         ids = torch.as_tensor(caption_ids, device=rows.device)
         other &= ids[:, None] != ids
-    if not other.any():
-        return {"caption_cosine": math.nan, "hardest_cosine": math.nan}
     nearest = cosines.masked_fill(~other, -torch.inf).amax(1)
-    return {"caption_cosine": float(cosines[other].mean()), "hardest_cosine": float(nearest[nearest.isfinite()].mean())}
+    return float(cosines[other].mean()), nearest[nearest.isfinite()]
 
 
 class Lens:

@@ -1,45 +1,16 @@
-"""What a training tells while it runs: a bar on a terminal, and a file of JSON lines."""
+"""What a training writes while it runs: a file of JSON lines."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["METRICS", "MetricsFile", "training_bar"]
+__all__ = ["METRICS", "MetricsFile", "read_metrics"]
 
 METRICS = "metrics.jsonl"
 """Name of the file in a working folder."""
-
-Show = Callable[[int, dict[str, float]], None]
-
-
-@contextmanager
-def training_bar(total: int, on: bool, start: int = 0) -> Iterator[Show]:
-    """Yield ``show(step, losses)``; with ``on`` it drives a bar with smoothed losses where standard error is a terminal."""
-    if not on or not sys.stderr.isatty():
-        yield lambda step, losses: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("fine-tuning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[losses]}")
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("fine-tuning", total=total, completed=start, losses="")
-        smooth: dict[str, float] = {}
-
-        def show(step: int, losses: dict[str, float]) -> None:
-            for name, value in losses.items():
-                smooth[name] = value if name not in smooth else 0.95 * smooth[name] + 0.05 * value
-            bar.update(task, completed=step, losses="  ".join(f"{name} {value:.3f}" for name, value in smooth.items()))
-
-        yield show
 
 
 class MetricsFile:

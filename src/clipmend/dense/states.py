@@ -1,56 +1,14 @@
-"""The state of an unfinished training on disk: written beside and renamed, read back only by the training that wrote it."""
+"""The best weights of an unfinished training on disk, beside its checkpoint."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["CHECKPOINT", "drop_other_bests", "load_best", "load_state", "save_best", "save_state"]
-
-CHECKPOINT = "checkpoint.pt"
-_KEYS = {"identity", "step", "best_step", "best_score", "history", "weights", "optimizer", "scaler"}
-
-
-def save_state(folder: Path, state: dict[str, Any]) -> None:
-    """Write ``state``; a write that fails leaves the one before."""
-    part = folder / f"{CHECKPOINT}.part"
-    try:
-        torch.save(state, part)
-        os.replace(part, folder / CHECKPOINT)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def load_state(folder: Path, identity: str) -> dict[str, Any] | None:
-    """What :func:`save_state` wrote, on the CPU; ``None`` where there is none.
-
-    Args:
-        folder: the working folder.
-        identity: of the training that asks: digest of its configuration, data and model.
-
-    Raises:
-        ValueError: the file is damaged, is no checkpoint, or belongs to another training.
-    """
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
-    if not isinstance(saved, dict) or not saved.keys() >= _KEYS:
-        raise ValueError(f"{path} is no checkpoint of a fine-tuning; delete it or choose another working folder")
-    if saved["identity"] != identity:
-        raise ValueError(
-            f"{path} belongs to a fine-tuning of another model, with another configuration or on other data; delete it or choose "
-            "another working folder"
-        )
-    return saved
+__all__ = ["drop_other_bests", "load_best", "save_best"]
 
 
 def save_best(folder: Path, weights: dict[str, Tensor], step: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from clipmend.backbones.base import DualEncoder
-from clipmend.dense.lens import caption_cosines
+from clipmend.dense.lens import caption_likeness
 from clipmend.dense.longer import count_truncated
 
 __all__ = ["CaptionGeometry", "caption_geometry"]
@@ -88,15 +88,16 @@ def caption_geometry(
     for _ in range(min(_BATCHES, max(1, len(texts) // size))):
         rows = torch.from_numpy(rng.permutation(len(texts))[:size])
         keys = torch.from_numpy(ids[chosen[rows.numpy()]])
-        found = caption_cosines(features[rows], keys)
-        means.append(found["caption_cosine"])
-        hardest.append(found["hardest_cosine"])
-        cosines = features[rows] @ features[rows].T
-        nearest.append(cosines.masked_fill(keys[:, None] == keys, -torch.inf).amax(1).numpy())
-    every = np.concatenate(nearest)
-    low, middle, high = np.quantile(every[np.isfinite(every)], [0.05, 0.5, 0.95]).tolist()
+        mean, closest = caption_likeness(features[rows], keys)
+        if len(closest):  # else one caption many times
+            means.append(mean)
+            hardest.append(float(closest.mean()))
+            nearest.append(closest.numpy())
+    if not nearest:
+        raise ValueError("no batch drawn holds two different captions; make batches larger")
+    low, middle, high = np.quantile(np.concatenate(nearest), [0.05, 0.5, 0.95]).tolist()
     return CaptionGeometry(
-        captions=len(texts), batch_size=size, mean=float(np.nanmean(means)), hardest=float(np.nanmean(hardest)),
+        captions=len(texts), batch_size=size, mean=float(np.mean(means)), hardest=float(np.mean(hardest)),
         hardest_quantiles=(low, middle, high), truncated=count_truncated(encoder, texts), length=encoder.context_length,
         repeated=int((np.bincount(ids)[ids] > 1).sum()),
     )  # fmt: skip

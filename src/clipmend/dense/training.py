@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.progress import training_bar
+from clipmend.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.dense.batches import Batch, Batches, Preparer
 from clipmend.dense.config import FinetuneConfig
 from clipmend.dense.finetuned import FineTuned, Truncated, refreshed
@@ -26,10 +28,10 @@ from clipmend.dense.launching import Launched, launched
 from clipmend.dense.lens import Lens, entries_of, summarise
 from clipmend.dense.pairs import Pairs, as_pairs
 from clipmend.dense.positions import keep_rows_fixed, stretch
-from clipmend.dense.progress import METRICS, MetricsFile, read_metrics, training_bar
+from clipmend.dense.progress import METRICS, MetricsFile, read_metrics
 from clipmend.dense.recipes import Joined, Moment
 from clipmend.dense.saving import library_of
-from clipmend.dense.states import drop_other_bests, load_best, load_state, save_best, save_state
+from clipmend.dense.states import drop_other_bests, load_best, save_best
 from clipmend.dense.towers import Towers
 from clipmend.dense.validation import HeldOut, embed_rows
 from clipmend.losses.grad_cache import cached_backward
@@ -260,7 +262,7 @@ class _Run:
             keep_rows_fixed(self.towers.model, recipe.fixed_positions, self.optimizer)
         if not state["history"]:
             self._validate(state, metrics, on_validation)
-        with training_bar(self.steps, progress, start) as show:
+        with training_bar("fine-tuning", self.steps, progress, start) as show:
             for step, batches in zip(range(start, self.steps), self.batches(start, self.steps, self.workers), strict=True):
                 # A step's chance depends on nothing but the step (and, for dropout, the process), so that a resumed run repeats
                 # an uninterrupted one.
@@ -306,15 +308,16 @@ class _Run:
         saved = {name: state[name] for name in ("step", "best_step", "best_score", "history")}
         saved |= {"identity": self.identity, **self.launch.state(self.model, self.towers, self.optimizer, self.directory)}
         if self.launch.is_main:
-            save_state(self.directory, saved)
+            save_checkpoint(self.directory / CHECKPOINT, saved)
             drop_other_bests(self.directory, state["best_step"])
 
     def _resume(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"step": 0, "best": {}, "best_step": 0, "best_score": -math.inf, "history": []}
-        saved = None if self.directory is None else load_state(self.directory, self.identity)
-        if saved is None:
+        path = None if self.directory is None else self.directory / CHECKPOINT
+        if path is None or self.directory is None or not path.exists():
             return fresh
-        assert self.directory is not None
+        needed = {*fresh, "weights", "optimizer", "scaler"} - {"best"}
+        saved = load_checkpoint(path, self.identity, needed, torch.device("cpu"), what="fine-tuning")
         self.launch.restore(saved, self.model, self.towers, self.optimizer, self.directory)
         return {**{name: saved[name] for name in fresh if name != "best"}, "best": load_best(self.directory, saved["best_step"])}
 

@@ -90,8 +90,6 @@ class ContrastiveLoss(nn.Module):
         group: process group of torch.distributed; ``None`` for all.
     """
 
-    needs_bias = False
-
     def __init__(self, *, gather: bool = False, local_loss: bool = False, group: Any = None) -> None:
         super().__init__()
         if local_loss and not gather:
@@ -168,9 +166,7 @@ class ContrastiveLoss(nn.Module):
             margins = F.normalize(margins.detach().to(device=device, dtype=dtype), dim=-1)
         given = [as_ids(image_ids, len(images), device, "image_ids"), as_ids(caption_ids, len(images), device, "caption_ids")]
         ids = tuple(found for found in given if found is not None)
-        if any(found.unique().numel() < len(found) for found in ids) or self.gather:
-            ids = tuple(ids)
-        else:
+        if not self.gather and all(found.unique().numel() == len(found) for found in ids):
             ids = ()  # nothing repeated: no mask to build
         one = Features(
             images, texts, images, texts, margins, margins, ids, ids, 0,

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.progress import training_bar
+from clipmend.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.data.records import NegationData
-from clipmend.negation.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
 from clipmend.negation.objective import pair_loss, preservation_loss, question_loss, released_loss, truthful_loss
@@ -244,13 +245,11 @@ class _Run:
     # ---- the loop ---------------------------------------------------------------------------------------------------------
 
     def train(self, on_validation: Callable[[int, dict[str, float]], None] | None) -> PeakPatch:
-        from clipmend.negation.progress import training_progress
-
         config = self.config
         total = config.pretrain_steps + self.steps
         optimizer = torch.optim.AdamW(self._groups(), lr=config.ecn_learning_rate)
         state = self._resume(optimizer)
-        with training_progress(total, self.progress, start=state["step"]) as show:
+        with training_bar("training", total, self.progress, start=state["step"]) as show:
             for step in range(state["step"], total):
                 # A step's chance depends on nothing but the step, so that a resumed run repeats an uninterrupted one.
                 rng = np.random.default_rng((config.seed, 2, step))
@@ -357,7 +356,8 @@ class _Run:
 
     def _checkpoint(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         if self.directory is not None:
-            save_checkpoint(self.directory / CHECKPOINT, self._identity(), state, self._weights(), optimizer.state_dict())
+            saved = {**state, "weights": self._weights(), "optimizer": optimizer.state_dict(), "identity": self._identity()}
+            save_checkpoint(self.directory / CHECKPOINT, saved)
 
     def _identity(self) -> str:
         return hashlib.sha256(json.dumps([self.config.to_dict(), self.digest, self.steps], sort_keys=True).encode()).hexdigest()
@@ -367,7 +367,7 @@ class _Run:
         path = None if self.directory is None else self.directory / CHECKPOINT
         if path is None or not path.exists():
             return fresh
-        saved = load_checkpoint(path, self._identity(), set(fresh), self.device)
+        saved = load_checkpoint(path, self._identity(), {*fresh, "weights", "optimizer"}, self.device)
         weights = saved.pop("weights")
         self.ecn.load_state_dict(weights["ecn"])
         if self.scn is not None:

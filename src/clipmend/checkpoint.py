@@ -1,0 +1,52 @@
+"""The state of an unfinished training on disk: written beside and renamed, read back only for the training that wrote it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint"]
+
+CHECKPOINT = "checkpoint.pt"
+"""Name of the file in a working folder."""
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write ``state``, which holds the ``identity`` of its training; a failed write leaves the one before."""
+    part = path.with_suffix(".part")
+    try:
+        torch.save(state, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path, identity: str, keys: Collection[str], device: torch.device, *, what: str = "fit") -> dict[str, Any]:
+    """What :func:`save_checkpoint` wrote, without the identity.
+
+    Args:
+        path: the file.
+        identity: of the training that asks: digest of its configuration, data and model.
+        keys: what the state must hold.
+        device: where to put the tensors.
+        what: kind of training, for messages.
+
+    Raises:
+        ValueError: the file is damaged, is no checkpoint, or belongs to another training.
+    """
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
+    if not isinstance(saved, dict) or not {"identity", *keys} <= set(saved):
+        raise ValueError(f"{path} is no checkpoint of a {what}; delete it or choose another folder")
+    if saved.pop("identity") != identity:
+        raise ValueError(
+            f"{path} belongs to a {what} of another model, with another configuration or other data; delete it or choose "
+            "another folder"
+        )
+    return saved
