@@ -16,13 +16,13 @@ from torch.testing import assert_close
 from transformers import CLIPModel
 
 import clipmend
+from clipmend.data.sentences import split_sentences
 from clipmend.dense import finetune, make_recipe
 from clipmend.dense.batches import Preparer
 from clipmend.dense.pairs import Pairs, as_pairs
 from clipmend.dense.recipes import Example, Joined, Moment
 from clipmend.dense.recipes.debias_clip import pad_front
 from clipmend.dense.recipes.long_clip import principal_part, text_key
-from clipmend.dense.sentences import split_sentences
 from dense import small_training as small
 
 NOW = Moment(0, 10, 0.0)

@@ -20,9 +20,9 @@ from PIL import Image
 from clipmend.backbones.base import DualEncoder
 from clipmend.data.ahead import read_ahead
 from clipmend.data.images import ImageError, display_path, open_image
+from clipmend.data.sentences import split_sentences
 from clipmend.dense.boxes import Box, clip_box, crop_box
 from clipmend.dense.pairs import Pairs, as_pairs
-from clipmend.dense.sentences import split_sentences
 
 __all__ = ["Segmenter", "Written", "grid_boxes", "make_segmenter", "mask_boxes", "match_sentences", "write_segments"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from clipmend.data.sentences import join_sentences, split_sentences
 from clipmend.dense.recipes.base import Example, register
 from clipmend.dense.recipes.long_clip import LongClipRecipe
-from clipmend.dense.sentences import join_sentences, split_sentences
 
 if TYPE_CHECKING:
     from clipmend.dense.pairs import Pairs

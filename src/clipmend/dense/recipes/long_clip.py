@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from clipmend.backbones.positions import find_positions
+from clipmend.data.sentences import first_sentence
 from clipmend.dense.recipes.base import Example, Joined, Moment, Recipe, Views, register
-from clipmend.dense.sentences import first_sentence
 
 __all__ = ["LongClipRecipe", "principal_part", "text_key"]
 
@@ -70,7 +70,7 @@ class LongClipRecipe(Recipe):
     - Its gradient goes through the singular vectors too, where almost equal singular values blow it up; here the directions count
       as given.
     - Its first sentence ends at the first full stop with a space behind it, ``e.g. `` included; here see
-      :func:`~clipmend.dense.sentences.split_sentences`.
+      :func:`~clipmend.data.sentences.split_sentences`.
     - Two images of one short caption ("A photo of a street.") are negatives of each other there, and are not here.
 
     Neither normalises the reconstruction again: its rows are a little shorter than 1.

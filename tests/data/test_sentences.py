@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipmend.dense.sentences import first_sentence, join_sentences, split_sentences
+from clipmend.data.sentences import first_sentence, join_sentences, split_sentences
 
 
 @pytest.mark.parametrize(
