@@ -53,6 +53,19 @@ def test_a_users_table(app: typer.Typer, tmp_path: Path) -> None:
     assert "1 repeated row dropped" in result.output
 
 
+def test_columns_of_other_names(app: typer.Typer, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("a,b\na cat,no cat\na dog,no dog\n")
+    arguments = ["diagnose", "toy", "--pairs", str(table), "-o", str(tmp_path / "o"), "--bootstrap", "0"]
+    refused = runner.invoke(app, arguments)
+    assert "no column positive" in str(refused.exception)
+    assert "--columns" in str(refused.exception)
+    result = runner.invoke(app, [*arguments, "--columns", "a,b"])
+    assert result.exit_code == 0, result.output
+    assert "which denied" not in result.output
+    assert "too few" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -60,6 +73,8 @@ def test_a_users_table(app: typer.Typer, tmp_path: Path) -> None:
         (["--kind", ","], ValueError, "no kind"),
         (["--images", "."], ValueError, "--images needs --pairs"),
         (["--pairs", "none.csv"], FileNotFoundError, "none.csv"),
+        (["--columns", "a,b"], ValueError, "--columns needs --pairs"),
+        (["--pairs", "none.csv", "--columns", "a"], ValueError, "wants two names with a comma between, not 'a'"),
     ],
 )
 def test_mistakes_leave_no_files(

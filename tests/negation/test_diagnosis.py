@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clipmend.backbones.base import TextStates
-from clipmend.negation.diagnosis import Diagnosis, LayerDiagnosis, diagnose
+from clipmend.negation.diagnosis import Diagnosis, KindDiagnosis, LayerDiagnosis, diagnose
 from clipmend.negation.diagnosis_measures import Estimate, Grouping, bootstrap_weights, distances, estimate, spread, unit_vectors
 from clipmend.negation.diagnosis_suggest import suggest
 from clipmend.negation.pairs import Pair, minimal_pairs
@@ -184,7 +184,7 @@ def test_planted_peak_is_suggested_with_its_reason() -> None:
     assert estimated.high is not None
     assert estimated.low < result.collapse < estimated.high
     assert result.layers[3].peak_share == 1
-    assert "relative LCD is highest there before the last layer" in result.reason
+    assert "relative LCD is highest there between the first layer and the last" in result.reason
     assert "no images" in result.reason
     assert result.layers[3].probe_negated is not None
     assert result.layers[3].probe_negated.value > 0.95
@@ -214,16 +214,18 @@ def rows(
     [
         (rows([0.5] * 7 + [2.0] + [0.6] * 4), (8, 6, (8, 12)), "relative LCD is highest"),
         (rows([0.5, 0.6, 0.9]), (2, 1, (2, 3)), "1 layer before the peak"),  # the last layer is the highest, and is not chosen
-        (rows([0.9, 0.6, 0.2]), (1, 1, (1, 3)), "the first layer, as the peak"),
+        (rows([0.9, 0.6, 0.2]), (2, 1, (2, 3)), "1 layer before the peak"),  # nor is the first, which a fit would refuse
+        (rows([None] * 4, raw=[0.9, 0.2, 0.3, 0.4]), (3, 1, (3, 4)), "raw LCD is highest.*all alike"),
+        (rows([0.0] * 3, raw=[0.0] * 3), (2, 1, (2, 3)), "two thirds of the depth"),
         (rows([None] * 4, raw=[0.1, 0.2, 0.3, 0.4]), (3, 1, (3, 4)), "raw LCD is highest.*all alike"),
         (rows([None] * 12, raw=[0.0] * 12), (8, 6, (8, 12)), "two thirds of the depth.*all alike"),
         (rows([0.0] * 6, raw=[0.0] * 6), (4, 2, (4, 6)), "two thirds of the depth.*zero everywhere"),
-        (rows([0.4, None]), (1, 1, (1, 2)), "relative LCD is highest"),
+        (rows([0.4, None]), (1, 1, (1, 2)), "the first layer, as the peak"),
         (rows([1.0]), (1, 1, (1,)), "one layer"),
         (rows([1, 1, 1, 1, 2, 1], aligned=[0, 0.01, 0, 0.02, 0.1, 0.3]), (5, 4, (5, 6)), "last stable layer"),
         (rows([1, 1, 1, 1, 2, 1], aligned=[0, 0.01, 0.1, 0.2, 0.3, 0.3]), (5, 2, (5, 6)), "last stable layer"),
         (rows([1, 1, 1, 1, 2, 1], aligned=[0.1] * 6), (5, 3, (5, 6)), "does not rise"),
-        (rows([2, 1, 1], aligned=[0, 0.1, 0.2]), (1, 1, (1, 3)), "rises from the first layer on"),
+        (rows([2, 1, 1], aligned=[0.1, 0.1, 0.2]), (2, 1, (2, 3)), "last stable layer"),
     ],
 )
 def test_suggestions(layers: list[LayerDiagnosis], expected: tuple[int, int, tuple[int, ...]], reason: str) -> None:
@@ -266,6 +268,9 @@ def test_a_single_pair() -> None:
         assert row.probe_negated is None
         assert "do not name their objects" in row.withheld["probe_negated"]
     assert "raw LCD" in result.reason
+    assert "One pair is too few to choose layers by" in result.reason
+    assert "negation: One pair is too few for a result: give at least 30" in result.notes[0]
+    assert "(no interval)" in result.plot().get_suptitle()
     assert Diagnosis.from_json(result.to_json()) == result
 
 
@@ -273,9 +278,10 @@ def test_identical_sides_are_zero_and_noted() -> None:
     pairs = [Pair(f"a {noun}", f"a {noun}", object=noun) for noun in ("cat", "dog", "bus")]
     result = diagnose(StatesEncoder(bump), pairs, bootstrap=20, probes=False)
     assert all(
-        row.lcd == Estimate(0, 0, 0, 3) and row.relative_lcd is not None and row.relative_lcd.value == 0 for row in result.layers
+        row.lcd == Estimate(0, None, None, 3) and row.relative_lcd is not None and row.relative_lcd.value == 0
+        for row in result.layers
     )
-    assert result.notes == ("negation: 3 of 3 pairs have two identical texts",)
+    assert result.notes[-1] == "negation: 3 of 3 pairs have two identical texts"
     assert result.collapse is None
 
 
@@ -307,6 +313,51 @@ def test_kinds_are_measured_apart() -> None:
     some = diagnose(encoder, minimal_pairs() + minimal_pairs("count"), kinds=["count"], bootstrap=0)
     assert list(some.kinds) == ["count"]
     assert some.notes == ("180 pairs of other kinds left out",)
+
+
+def test_given_pairs_are_not_probed_with_built_in_ones() -> None:
+    given = diagnose(StatesEncoder(bump), minimal_pairs()[:60], bootstrap=20)
+    built_in = diagnose(StatesEncoder(bump), bootstrap=20)
+    for row, other in zip(given.layers, built_in.layers, strict=True):
+        assert row.probe_denied is None
+        assert row.cosine_denied is None
+        assert "built-in sentences" in row.withheld["probe_denied"]
+        assert row.probe_negated is not None
+        assert other.probe_denied is not None
+    assert "which denied" not in str([column.header for column in given.table().columns])
+    assert any("probe denied withheld at every layer" in note for note in given.notes)
+
+
+def test_intervals_need_ten_pairs() -> None:
+    few, enough = (diagnose(StatesEncoder(bump), minimal_pairs()[:n], bootstrap=50, probes=False) for n in (9, 10))
+    assert few.layers[3].lcd.low is None
+    assert enough.layers[3].lcd.low is not None
+    assert "below 10 no interval is given" in few.notes[0]
+    assert "10 pairs are too few" in enough.notes[0]
+    assert not any("too few" in note for note in diagnose(StatesEncoder(bump), bootstrap=0, probes=False).notes)
+
+
+def test_the_title_names_no_winner_among_overlapping_intervals() -> None:
+    def title(intervals: list[tuple[float, float, float]], collapse: Estimate | None = None) -> str:
+        layers = tuple(
+            LayerDiagnosis(k + 1, Estimate(0.1, 0.1, 0.1, 50), relative_lcd=Estimate(*e, 50)) for k, e in enumerate(intervals)
+        )
+        found = suggest(layers)
+        kind = KindDiagnosis("negation", 50, found.peak, layers, collapse)
+        whole = Diagnosis("toy", "negation", {"negation": kind}, found.peak, found.anchor, found.scn_layers, found.reason)
+        return whole.plot().get_suptitle()
+
+    clear = [(1, 0.9, 1.1), (1, 0.9, 1.1), (3, 2.8, 3.2), (1, 0.9, 1.1), (0.5, 0.4, 0.6)]
+    assert title(clear, Estimate(0.17, 0.1, 0.2, 50)) == ("toy: negation is clearest at layer 3 of 5; the last keeps 17% of it")
+    clear[3] = (2.9, 2.6, 3.1)
+    told = title(clear, Estimate(0.98, 0.95, 1.01, 50))
+    assert told == (
+        "toy: negation measured highest at layer 3 of 5, not clearly: the interval of layer 4 overlaps; "
+        "the last layer is level with it"
+    )
+    clear[1] = (2.9, 2.6, 3.1)
+    assert "clearest" not in title(clear)
+    assert "intervals of layers 2, 4 overlap" in title(clear)
 
 
 def test_users_table(tmp_path: Path) -> None:
@@ -417,7 +468,7 @@ def test_json_round_trip_and_picture(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.nope"):
         result.plot(tmp_path / "d.nope")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.json", "d.pdf", "d.png", "d.svg"]  # nothing half-written
-    aligned = diagnose(RandomDualEncoder(), minimal_pairs(), torch.randn(180, 16), bootstrap=20)
+    aligned = diagnose(RandomDualEncoder(), None, torch.randn(180, 16), bootstrap=20)
     assert len([axis for axis in aligned.plot().axes if axis.get_visible()]) == 4
     assert aligned.table().row_count == 4
     assert result.table("order").row_count == 4

@@ -107,14 +107,21 @@ def test_ways_of_writing_a_table(tmp_path: Path, data: bytes) -> None:
     assert list(read_pairs(write(tmp_path / "two wörds.csv", data))) == [Pair("a cat", "no cat"), Pair("a dog", "no dog")]
 
 
-def test_two_columns_without_known_names(tmp_path: Path) -> None:
-    bare = read_pairs(write(tmp_path / "bare.tsv", "a cat\tno cat\na dog\tno dog\n"), kind="mine")
-    assert [pair.positive for pair in bare] == ["a cat", "a dog"]
-    assert bare[0].kind == "mine"
-    assert "no header" in bare.notes[0]
-    named = read_pairs(write(tmp_path / "named.csv", "left,right\na cat,no cat\n"))
-    assert list(named) == [Pair("a cat", "no cat")]
-    assert "'left' and 'right'" in named.notes[0]
+@pytest.mark.parametrize("data", ["a cat\tno cat\na dog\tno dog\n", "left\tright\na cat\tno cat\n", "a\tb\n1\t2\n"])
+def test_two_columns_are_no_pairs_unless_they_say_so(tmp_path: Path, data: str) -> None:
+    path = write(tmp_path / "two.tsv", data)
+    first = ", ".join(data.splitlines()[0].split("\t"))
+    with pytest.raises(ValueError, match=rf"two\.tsv: no column positive and no column contrast .*has {first}\).*--columns"):
+        read_pairs(path)
+
+
+def test_columns_of_other_names_are_chosen(tmp_path: Path) -> None:
+    path = write(tmp_path / "named.csv", "id,left,right\n1,a cat,no cat\n")
+    assert list(read_pairs(path, columns=("left", "right"))) == [Pair("a cat", "no cat")]
+    with pytest.raises(ValueError, match=r"no column 'Left' \(the columns are id, left, right\)"):
+        read_pairs(path, columns=("Left", "right"))
+    with pytest.raises(ValueError, match="'left' cannot hold both texts"):
+        read_pairs(path, columns=("left", "left"))
 
 
 def test_duplicates_are_dropped_and_counted(tmp_path: Path) -> None:

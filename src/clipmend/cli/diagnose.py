@@ -31,6 +31,12 @@ def diagnose(
     pairs: Path | None = typer.Option(
         None, "--pairs", help="Table of pairs (CSV or TSV): positive, contrast, and if you have them kind, object, frame, image."
     ),
+    columns: str | None = typer.Option(
+        None,
+        "--columns",
+        metavar="PLAIN,CONTRAST",
+        help="With --pairs: the two columns of texts, where they are not called positive and contrast.",
+    ),
     kind: str | None = typer.Option(
         None,
         "--kind",
@@ -51,6 +57,11 @@ def diagnose(
     kinds = None if kind is None else [name.strip() for name in kind.split(",") if name.strip()]
     if images is not None and pairs is None:
         raise ValueError("--images needs --pairs: a table whose column image names the files")
+    if columns is not None and pairs is None:
+        raise ValueError("--columns needs --pairs: it says which columns of that table hold the texts")
+    chosen = None if columns is None else tuple(name.strip() for name in columns.split(","))
+    if chosen is not None and (len(chosen) != 2 or not all(chosen)):
+        raise ValueError(f"--columns wants two names with a comma between, not {columns!r}")
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out}: is a file; -o wants a folder")
 
@@ -61,7 +72,8 @@ def diagnose(
     from clipmend.negation.pairs import read_pairs
 
     default_kind = kinds[0] if kinds is not None and len(kinds) == 1 else "negation"
-    table = None if pairs is None else read_pairs(pairs, kind=default_kind)  # before the model is loaded: a bad table fails at once
+    # Before the model is loaded: a bad table fails at once.
+    table = None if pairs is None else read_pairs(pairs, kind=default_kind, columns=chosen)
     result = run(
         load(model, device=device),
         table,

@@ -20,6 +20,7 @@ from clipmend.backbones.base import DualEncoder, OnLong
 from clipmend.backbones.progress import track
 from clipmend.negation.diagnosis_alignment import cosines, image_embeddings
 from clipmend.negation.diagnosis_measures import (
+    LEAST_FOR_INTERVAL,
     NEGLIGIBLE_SPREAD,
     Estimate,
     Grouping,
@@ -33,6 +34,10 @@ from clipmend.negation.diagnosis_results import Diagnosis, KindDiagnosis, LayerD
 from clipmend.negation.diagnosis_suggest import suggest
 from clipmend.negation.pairs import NOUNS, Pair, minimal_pairs, pair_list
 from clipmend.negation.probes import Denials, denial_probe, denial_texts, negated_probe
+
+FEW_PAIRS = 30
+"""Fewer pairs of a kind than this are measured, but called too few."""
+_NOT_OF_THESE = "it asks about built-in sentences, not about the pairs that were given"
 
 __all__ = ["Diagnosis", "Estimate", "KindDiagnosis", "LayerDiagnosis", "diagnose"]
 
@@ -72,7 +77,8 @@ def diagnose(
         kinds: the kinds to measure. Default: ``("negation",)`` for built-in pairs, every kind that is there for given ones.
         bootstrap: resamples for the intervals; 0 for none.
         seed: of the resamples and of the probes' folds.
-        probes: train the two probes (for the kind ``"negation"``).
+        probes: train the two probes (for the kind ``"negation"``); of given pairs only the first, as the second asks about built-in
+            sentences.
         batch_size: texts a forward pass.
         on_long: what to do with texts over the context length (see :meth:`DualEncoder.text_states`).
         progress: show progress bars on a terminal.
@@ -86,7 +92,10 @@ def diagnose(
     given, groups, notes = _choose(pairs, [kinds] if isinstance(kinds, str) else kinds)
     used = [row for rows in groups.values() for row in rows]
     pictures = image_embeddings(encoder, images, given, used, notes, progress=progress)  # [len(given), D]
-    denials = denial_texts(NOUNS, seed=seed) if probes and "negation" in groups else None
+    probed = probes and "negation" in groups
+    # The second question is asked in built-in sentences about built-in objects; beside pairs of the user's own it would pass for
+    # a measurement of those.
+    denials = denial_texts(NOUNS, seed=seed) if probed and pairs is None else None
     texts = [text for row in used for text in (given[row].positive, given[row].contrast)]
     if denials is not None:
         texts += [*denials.texts, *denials.object_texts]
@@ -96,7 +105,7 @@ def diagnose(
     for kind, rows in groups.items():
         group = [given[row] for row in rows]
         layers, draws = _measure(encoder, group, states, None if pictures is None else pictures[rows], bootstrap, seed)
-        if denials is not None and kind == "negation":
+        if probed and kind == "negation":
             layers = _probe(layers, group, states, denials, bootstrap, seed, progress)
         peak = suggest(layers).peak
         results[kind] = KindDiagnosis(kind, len(group), peak, tuple(layers), _collapse(layers, draws, peak))
@@ -104,6 +113,10 @@ def diagnose(
 
     main = "negation" if "negation" in results else next(iter(results))
     suggestion = suggest(results[main].layers)
+    reason = suggestion.reason
+    if results[main].count < FEW_PAIRS:
+        count = results[main].count
+        reason += f" {_counted(count)} {'is' if count == 1 else 'are'} too few to choose layers by; the built-in pairs are 180."
     return Diagnosis(
         encoder.name,
         main,
@@ -111,7 +124,7 @@ def diagnose(
         suggestion.peak,
         suggestion.anchor,
         suggestion.scn_layers,
-        suggestion.reason,
+        reason,
         tuple(notes),
         bootstrap,
         seed,
@@ -208,6 +221,13 @@ def _measure(
 def _remarks(kind: str, pairs: list[Pair], rows: list[LayerDiagnosis]) -> list[str]:
     """What the user should know about one kind: identical texts, quantities withheld and at which layers."""
     notes = []
+    if len(pairs) < FEW_PAIRS:
+        intervals = f"; below {LEAST_FOR_INTERVAL} no interval is given" if len(pairs) < LEAST_FOR_INTERVAL else ""
+        verb = "is" if len(pairs) == 1 else "are"
+        notes.append(
+            f"{kind}: {_counted(len(pairs))} {verb} too few for a result: give at least {FEW_PAIRS}, of several objects and frames"
+            f"{intervals}"
+        )
     same = sum(pair.positive == pair.contrast for pair in pairs)
     if same:
         notes.append(f"{kind}: {same} of {len(pairs)} pairs have two identical texts")
@@ -216,6 +236,10 @@ def _remarks(kind: str, pairs: list[Pair], rows: list[LayerDiagnosis]) -> list[s
         layers = "every layer" if len(where) == len(rows) else "layer " + ", ".join(str(row.layer) for row in where)
         notes.append(f"{kind}: {quantity.replace('_', ' ')} withheld at {layers}: {where[0].withheld[quantity]}")
     return notes
+
+
+def _counted(pairs: int) -> str:
+    return "One pair" if pairs == 1 else f"{pairs} pairs"
 
 
 def _why_withheld(between: float, grouping: Grouping) -> str:
@@ -250,41 +274,46 @@ def _align(
 
 
 def _shares(rows: list[LayerDiagnosis], draws: np.ndarray) -> list[LayerDiagnosis]:
-    """Add how often each layer before the last has the highest relative LCD, over the resamples."""
-    early = np.where(np.isfinite(draws[:-1]), draws[:-1], -np.inf)
+    """Add how often each layer that could be the peak has the highest relative LCD, over the resamples."""
+    first = 1 if len(rows) > 2 else 0  # as in clipmend.negation.diagnosis_suggest
+    early = np.where(np.isfinite(draws[first:-1]), draws[first:-1], -np.inf)
     usable = np.isfinite(early).any(0) if len(early) else np.zeros(0, bool)
     if not usable.any():
         return rows
     share = np.bincount(early[:, usable].argmax(0), minlength=len(early)) / usable.sum()
-    return [replace(row, peak_share=float(s)) for row, s in zip(rows[:-1], share, strict=True)] + rows[-1:]
+    shared = [replace(row, peak_share=float(s)) for row, s in zip(rows[first:-1], share, strict=True)]
+    return rows[:first] + shared + rows[-1:]
 
 
 def _probe(
     rows: list[LayerDiagnosis],
     pairs: list[Pair],
     states: _States,
-    denials: Denials,
+    denials: Denials | None,
     bootstrap: int,
     seed: int,
     progress: bool,
 ) -> list[LayerDiagnosis]:
-    """Add both probes to every layer."""
+    """Add both probes to every layer; without ``denials`` the first alone."""
     objects, wordings = [pair.object for pair in pairs], [pair.words for pair in pairs]
     positive, contrast = [pair.positive for pair in pairs], [pair.contrast for pair in pairs]
     probed = []
     for row in track(rows, len(rows), "probes", progress):
         negated = negated_probe(states(positive, row.layer), states(contrast, row.layer), objects, wordings, seed=seed)
-        denied, cosine = denial_probe(states(denials.texts, row.layer), states(denials.object_texts, row.layer), denials)
-        withheld = {**row.withheld, "probe_negated": negated} if isinstance(negated, str) else row.withheld
-        probed.append(
-            replace(
+        if isinstance(negated, str):
+            row = replace(row, withheld={**row.withheld, "probe_negated": negated})
+        else:
+            row = replace(row, probe_negated=_mean(negated[~np.isnan(negated)], bootstrap, seed, "negated"))
+        if denials is None:
+            row = replace(row, withheld={**row.withheld, "probe_denied": _NOT_OF_THESE, "cosine_denied": _NOT_OF_THESE})
+        else:
+            denied, cosine = denial_probe(states(denials.texts, row.layer), states(denials.object_texts, row.layer), denials)
+            row = replace(
                 row,
-                probe_negated=None if isinstance(negated, str) else _mean(negated[~np.isnan(negated)], bootstrap, seed, "negated"),
                 probe_denied=_mean(denied, bootstrap, seed, "denied"),
                 cosine_denied=_mean(cosine, bootstrap, seed, "denied"),
-                withheld=withheld,
             )
-        )
+        probed.append(row)
     return probed
 
 

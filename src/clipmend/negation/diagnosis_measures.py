@@ -11,10 +11,23 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NEGLIGIBLE_SPREAD", "Estimate", "Grouping", "bootstrap_weights", "distances", "estimate", "spread", "unit_vectors"]
+__all__ = [
+    "LEAST_FOR_INTERVAL",
+    "NEGLIGIBLE_SPREAD",
+    "Estimate",
+    "Grouping",
+    "bootstrap_weights",
+    "distances",
+    "estimate",
+    "spread",
+    "unit_vectors",
+]
 
 NEGLIGIBLE_SPREAD = 1e-4
 """Below this mean cosine distance between different objects, a layer's states are all alike and a ratio to it says nothing."""
+
+LEAST_FOR_INTERVAL = 10
+"""Resamples of fewer pairs than this are too alike: their percentiles would cover far less than 95%."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +36,7 @@ class Estimate:
 
     Args:
         value: the point estimate, over all units.
-        low, high: percentile bootstrap over whole units (pairs); ``None`` where fewer than two units leave nothing to resample.
+        low, high: percentile bootstrap over whole units (pairs); ``None`` for fewer than ten units, too few to resample.
         count: the units it rests on.
     """
 
@@ -125,10 +138,10 @@ def bootstrap_weights(count: int, draws: int, rng: np.random.Generator, block: i
 def estimate(value: float, draws: np.ndarray, count: int) -> Estimate:
     """A point estimate with the 95% percentile interval of its bootstrap draws; undefined draws (NaN) are left out.
 
-    No interval with fewer than two units, or where most draws are undefined.
+    No interval with fewer than ten units, or where most draws are undefined.
     """
     valid = draws[np.isfinite(draws)]
-    if count < 2 or len(valid) < max(2, len(draws) / 2):
+    if count < LEAST_FOR_INTERVAL or len(valid) < max(2, len(draws) / 2):
         return Estimate(float(value), None, None, count)
     low, high = np.percentile(valid, [2.5, 97.5])
     return Estimate(float(value), float(low), float(high), count)

@@ -177,8 +177,33 @@ def _panel(axis: Axes, title: str, label: str, curves: Sequence[Curve], referenc
 
 
 def _headline(diagnosis: Diagnosis) -> str:
-    text = f"{diagnosis.encoder}: {diagnosis.kind} is clearest at layer {diagnosis.peak} of {len(diagnosis.layers)}"
-    return text if diagnosis.collapse is None else f"{text}; the last keeps {diagnosis.collapse:.0%} of it"
+    """What the curves show, and no more: where intervals overlap, no layer is called the clearest."""
+    rows, kind = diagnosis.layers, diagnosis.kinds[diagnosis.kind]
+    name = "relative_lcd" if rows[diagnosis.peak - 1].relative_lcd is not None else "lcd"
+    top: Estimate = getattr(rows[diagnosis.peak - 1], name)
+    where = f"{diagnosis.encoder}: {diagnosis.kind} {{}} at layer {diagnosis.peak} of {len(rows)}"
+    if top.low is None:
+        text = where.format("measured highest") + " (no interval)"
+    else:
+        rivals = [
+            row.layer
+            for row in rows[1:-1]
+            if row.layer != diagnosis.peak and (e := getattr(row, name)) is not None and e.high is not None and e.high >= top.low
+        ]
+        text = where.format("is clearest") if not rivals else where.format("measured highest") + f", {_overlap(rivals)}"
+    lost = kind.collapse
+    if lost is None:
+        return text
+    if lost.low is not None and lost.high is not None and lost.low <= 1 <= lost.high:
+        return f"{text}; the last layer is level with it"
+    return f"{text}; the last keeps {lost.value:.0%} of it"
+
+
+def _overlap(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"not clearly: the interval of layer {layers[0]} overlaps"
+    named = f"layers {', '.join(map(str, layers))}" if len(layers) <= 4 else f"{len(layers)} other layers"
+    return f"not clearly: the intervals of {named} overlap"
 
 
 def _write(figure: Figure, path: Path) -> None:

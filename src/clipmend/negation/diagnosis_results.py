@@ -34,7 +34,7 @@ class LayerDiagnosis:
         probe_negated: accuracy of the linear probe "negated or not", on unseen objects and wordings; chance .5.
         probe_denied: accuracy of the linear probe "which of two objects is denied", likewise; chance .5.
         cosine_denied: how often plain cosine answers that second question rightly; below .5 it hears the denied object as present.
-        peak_share: share of resamples in which this layer has the highest relative LCD before the last.
+        peak_share: share of resamples in which this layer has the highest relative LCD from the second to the last but one.
         withheld: for each quantity that is ``None`` although it was asked for, the reason.
     """
 
@@ -67,7 +67,7 @@ class KindDiagnosis:
     Args:
         kind: what differs between the two texts.
         count: pairs.
-        peak: the layer before the last at which this kind is clearest (chosen as the suggestion is).
+        peak: the layer, after the first and before the last, at which this kind is clearest (chosen as the suggestion is).
         layers: first to last.
         collapse: relative LCD of the last layer over that of ``peak``; ``None`` where either is withheld.
     """

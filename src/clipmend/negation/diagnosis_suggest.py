@@ -39,8 +39,9 @@ class Suggestion:
 def suggest(layers: Sequence[LayerDiagnosis]) -> Suggestion:
     """Choose peak, anchor and score-correction layers.
 
-    * Peak: the highest relative LCD before the last layer. Where that is withheld at every such layer, the highest raw LCD; where
-      that too is negligible, two thirds of the depth.
+    * Peak: the highest relative LCD from the second layer to the last but one (after the first block a text is still little more
+      than its words; an encoder of two layers has nothing else before its last). Where that is withheld at every such layer, the
+      highest raw LCD; where that too is negligible, two thirds of the depth.
     * Anchor: with images, the last layer before the peak at which alignment (mean over plain and contrast texts) has made at most a
       tenth of its way from its lowest value up to the peak to its highest from there on; without, or where it does not rise, two
       layers before the peak.
@@ -59,11 +60,11 @@ def suggest(layers: Sequence[LayerDiagnosis]) -> Suggestion:
 
 
 def _peak(layers: Sequence[LayerDiagnosis]) -> tuple[int, str]:
-    early, last = layers[:-1], layers[-1]
+    early, last = layers[1 if len(layers) > 2 else 0 : -1], layers[-1]
     relative = {row.layer: row.relative_lcd for row in early if row.relative_lcd is not None and row.relative_lcd.value > 1e-9}
     if relative:
         peak = max(relative, key=lambda layer: relative[layer].value)
-        why = f"relative LCD is highest there before the last layer, {relative[peak]}"
+        why = f"relative LCD is highest there between the first layer and the last, {relative[peak]}"
         share = layers[peak - 1].peak_share
         if share is not None:
             why += f", in {share:.0%} of resamples"
@@ -73,8 +74,11 @@ def _peak(layers: Sequence[LayerDiagnosis]) -> tuple[int, str]:
     withheld = next((row.withheld["relative_lcd"] for row in early if "relative_lcd" in row.withheld), "it is zero everywhere")
     highest = max(early, key=lambda row: row.lcd.value)
     if highest.lcd.value > NEGLIGIBLE_SPREAD:
-        return highest.layer, f"raw LCD is highest there before the last layer; relative LCD could not be used ({withheld})"
-    depth = max(1, min(last.layer - 1, round(2 * last.layer / 3)))
+        return (
+            highest.layer,
+            f"raw LCD is highest there between the first layer and the last; relative LCD could not be used ({withheld})",
+        )
+    depth = max(early[0].layer, min(last.layer - 1, round(2 * last.layer / 3)))
     return (
         depth,
         f"two thirds of the depth; LCD is negligible at every layer before the last, and relative LCD no guide ({withheld})",

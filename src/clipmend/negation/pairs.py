@@ -178,17 +178,17 @@ def minimal_pairs(kind: str = "negation", nouns: Sequence[str] = NOUNS) -> list[
     return pairs
 
 
-def read_pairs(path: str | Path, kind: str = "negation") -> PairTable:
+def read_pairs(path: str | Path, kind: str = "negation", *, columns: tuple[str, str] | None = None) -> PairTable:
     """Read pairs from a table of text: CSV, TSV, or CSV with semicolons.
 
-    The columns ``positive`` and ``contrast`` (or ``caption``/``affirmative`` and ``negated``/``negative``) hold the texts;
-    ``kind``, ``object``, ``frame`` (or ``group``), ``wording`` and ``image`` may be there, others are ignored. A file of
-    exactly two columns needs no such names: a first line of two single words is a header, anything else is the first pair. UTF-8
-    with or without byte order mark, UTF-16 with one, any line ends; blank lines are skipped.
+    The first line names the columns. ``positive`` and ``contrast`` (or ``caption``/``affirmative`` and ``negated``/``negative``)
+    hold the texts; ``kind``, ``object``, ``frame`` (or ``group``), ``wording`` and ``image`` may be there, others are ignored.
+    UTF-8 with or without byte order mark, UTF-16 with one, any line ends; blank lines are skipped.
 
     Args:
         path: the file.
         kind: kind of the pairs in a file that has no ``kind`` column.
+        columns: names of the two columns that hold the texts, where they are called otherwise.
 
     Returns:
         The distinct pairs; repeated rows are dropped and counted.
@@ -207,7 +207,7 @@ def read_pairs(path: str | Path, kind: str = "negation") -> PairTable:
     delimiter = _delimiter(path, first_line)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
-    columns: dict[str, int] = {}
+    where: dict[str, int] = {}
     notes: list[str] = []
     pairs: list[Pair] = []
     seen: set[Pair] = set()
@@ -219,15 +219,14 @@ def read_pairs(path: str | Path, kind: str = "negation") -> PairTable:
                 continue
             if header is None:
                 header = [cell.strip() for cell in cells]
-                columns, is_header = _columns(path, header, notes)
-                if is_header:
-                    continue
+                where = _columns(path, header, columns)
+                continue
             if len(cells) != len(header):
                 raise ValueError(
                     f"{path}, row {row}: {len(cells)} cells where the first line has {len(header)}; "
                     f"put double quotes around a text that holds the separator {delimiter!r}"
                 )
-            pair = _pair(path, row, {name: cells[k].strip() for name, k in columns.items()}, kind)
+            pair = _pair(path, row, {name: cells[k].strip() for name, k in where.items()}, kind)
             if pair in seen:
                 duplicates += 1
                 continue
@@ -253,24 +252,27 @@ _SYNONYMS = {
 }
 
 
-def _columns(path: Path, header: list[str], notes: list[str]) -> tuple[dict[str, int], bool]:
-    """Which column holds what, and whether the first line is a header at all."""
+def _columns(path: Path, header: list[str], chosen: tuple[str, str] | None) -> dict[str, int]:
+    """Which column holds what."""
     lower = [name.lower() for name in header]
-    columns = {}
+    where = {}
     for name, synonyms in _SYNONYMS.items():
         found = [k for synonym in synonyms for k, column in enumerate(lower) if column == synonym]
         if found:
-            columns[name] = found[0]
-    if "positive" in columns and "contrast" in columns:
-        return columns, True
-    if len(header) == 2 and "positive" not in columns and "contrast" not in columns:
-        if all(" " not in name for name in header):
-            notes.append(f"{path.name}: the columns {header[0]!r} and {header[1]!r} were taken as positive and contrast")
-            return {"positive": 0, "contrast": 1}, True
-        notes.append(f"{path.name}: no header; the first column was taken as positive, the second as contrast")
-        return {"positive": 0, "contrast": 1}, False
-    missing = [name for name in ("positive", "contrast") if name not in columns]
-    raise ValueError(f"{path}: no column {' and no column '.join(missing)} (the columns are {', '.join(header)})")
+            where[name] = found[0]
+    for name, column in zip(("positive", "contrast"), chosen or (), strict=False):
+        if column not in header:
+            raise ValueError(f"{path}: no column {column!r} (the columns are {', '.join(header)})")
+        where[name] = header.index(column)
+    if chosen and where["positive"] == where["contrast"]:
+        raise ValueError(f"{path}: column {chosen[0]!r} cannot hold both texts of a pair; name two columns")
+    missing = [name for name in ("positive", "contrast") if name not in where]
+    if missing:
+        raise ValueError(
+            f"{path}: no column {' and no column '.join(missing)} (the first line must name the columns, and has "
+            f"{', '.join(header)}); columns of other names are chosen with columns=(plain, contrast) (--columns PLAIN,CONTRAST)"
+        )
+    return where
 
 
 def _pair(path: Path, row: int, cells: dict[str, str], kind: str) -> Pair:
