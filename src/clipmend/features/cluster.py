@@ -23,15 +23,28 @@ try:
 except ImportError as error:
     raise ImportError("many processes and machines need Ray: pip install 'clipmend[cluster]'") from error
 
+from clipmend.features.ray_address import check_ray_address
+
 if TYPE_CHECKING:
     from clipmend.features.work import Job
 
-__all__ = ["run_on_ray"]
+__all__ = ["check_cluster", "run_on_ray"]
 
 STORE = 128 << 20
 """Bytes of Ray's object store on this machine, which holds no more than names of units."""
 ATTEMPTS = 4
 """How often a unit is begun whose process dies of it, before the run fails. Ray replaces processes that die without end."""
+
+
+def check_cluster(address: str) -> None:
+    """Pass if a Ray runs in this process already, or one answers at ``address``; nothing is started or joined.
+
+    Raises:
+        ValueError: no such form of address.
+        ConnectionError: no cluster there.
+    """
+    if not ray.is_initialized():
+        check_ray_address(address)
 
 
 def run_on_ray(
@@ -131,6 +144,8 @@ def _connected(workers: int | None, address: str | None) -> Iterator[None]:
     if ours and address is None:
         _start(workers)
     elif ours:
+        assert address is not None
+        check_ray_address(address)  # again: much time may have passed since the run began
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()
     bars, context.enable_progress_bars = context.enable_progress_bars, False

@@ -124,6 +124,7 @@ def make_features(
         ValueError: nothing to do, every image unusable, a ``directory`` of other data or another encoder, or a model that cannot be
             sent to other processes.
         ImportError: several processes without Ray.
+        ConnectionError: no Ray cluster answers at ``ray``; found out before any work.
 
     Warns:
         LongTextsWarning: captions were truncated.
@@ -151,8 +152,10 @@ def make_features(
         raise ValueError("several processes load the model each by itself: give its name or folder, not a live one")
     run: Run = _here
     if many:
-        from clipmend.features.cluster import run_on_ray  # before any work, since Ray may not be there
+        from clipmend.features.cluster import check_cluster, run_on_ray  # before any work, since Ray may not be there
 
+        if ray is not None:
+            check_cluster(ray)
         run = partial(run_on_ray, workers=workers, address=ray)
     source = DataSource(str(data), options)
     with fixed_threads(threads):
