@@ -1,4 +1,4 @@
-"""Whether a Ray cluster answers at an address: asked before any work, since Ray itself tries for minutes, and after the survey."""
+"""Whether a Ray cluster answers at an address: asked before any work, since Ray itself would try for minutes, after the survey."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_ray_address(address: str, timeout: float = TIMEOUT) -> None:
     """Pass if something that can be Ray answers at ``address``.
 
     Args:
-        address: ``"HOST:PORT"`` or ``"ray://HOST:PORT"``, or ``"auto"``: then what the environment variable ``RAY_ADDRESS`` names, or
-            Ray's note of the cluster that runs on this machine. ``"local"`` and other forms with ``://`` are left to Ray.
+        address: ``"HOST:PORT"`` or ``"ray://HOST:PORT"``, or ``"auto"``: then what the environment variable ``RAY_ADDRESS`` names,
+            or Ray's note of the cluster that runs on this machine. ``"local"`` and other forms with ``://`` are left to Ray.
         timeout: seconds for all attempts together.
 
     Raises:
@@ -46,7 +46,8 @@ def check_ray_address(address: str, timeout: float = TIMEOUT) -> None:
         which = address if told == address else f"{address} (which {told} stands for here)"
         raise ConnectionError(
             f"no Ray cluster answers at {which}: {reason}; is it running ('ray start --head' there), and reachable "
-            f"from this machine? HOST:PORT wants the port of its head node (6379 unless given), ray://HOST:PORT that of its client server (10001)"
+            "from this machine? HOST:PORT wants the port of its head node (6379 unless given), ray://HOST:PORT that of its client "
+            "server (10001)"
         )
 
 
