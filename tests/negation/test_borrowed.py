@@ -1,5 +1,6 @@
 """Denials borrowed from the list of nouns."""
 
+import hashlib
 import re
 
 import numpy as np
@@ -95,3 +96,60 @@ def test_capital_letters_of_a_name_stay() -> None:
     data = NegationData(["a.png"], [frozenset({"tv"})], said)
     texts = [with_borrowed_denials(data, ["teapot"], share=1.0, seed=seed).captions[2].text for seed in range(20)]
     assert all("TV on a desk" in text for text in texts), texts
+
+
+def test_neither_number_of_what_the_data_speak_of_is_denied() -> None:
+    """Atoms in the plural, or with a capital, speak of the noun too."""
+    said = [Caption("Two dogs", 0, "affirmative", ("dogs",)), Caption("no Boats", 0, "negative", (), ("Boats",))]
+    data = NegationData(["a.png"], [frozenset({"dogs", "stray sheep", "wolves"})], said)
+    nouns = ["dog", "boat", "sheep", "wolf", "hot dog", "teapot"]
+    for seed in range(10):
+        [new] = with_borrowed_denials(data, nouns, share=1.0, seed=seed).captions[2:]
+        assert new.denies == ("teapot",)
+    assert with_borrowed_denials(data, nouns[:5], share=1.0) is data
+
+
+@pytest.mark.parametrize("other", ["two teapots beside it", "A TEA-POT, old", "a man"])
+def test_what_a_caption_of_the_image_mentions_is_not_denied_of_it(other: str) -> None:
+    """Captions that people wrote speak of more than is annotated; those of another image have no say."""
+    said = [
+        Caption("A man at a table", 0, "affirmative", ("person",), complete=False),
+        Caption(other, 0, "affirmative", ("person",), complete=False),
+        Caption("a woman and a teapot, a tea pot, a wug", 1, "affirmative", ("person",), complete=False),
+        Caption("no boat", 0, "negative", (), ("boat",)),
+    ]
+    facts = [frozenset({"person"})] * 2
+    data = NegationData(["a.png", "b.png"], facts, said, vocabulary=frozenset({"person", "boat"}))
+    denied: dict[int, set[str]] = {0: set(), 1: set()}
+    for seed in range(30):
+        for new in with_borrowed_denials(data, ["teapot", "tea pot", "wug"], share=1.0, seed=seed).captions[4:]:
+            denied[new.image] |= set(new.denies)
+    assert not denied[1], "every noun is in the words of that image"
+    gone = {"two teapots beside it": {"teapot"}, "A TEA-POT, old": {"tea pot"}, "a man": set()}[other]
+    assert denied[0] == {"teapot", "tea pot", "wug"} - gone
+
+
+def test_captions_that_people_wrote_are_denied_in_grammar() -> None:
+    """Mass nouns are not counted, and "not a" does not follow what a person wrote; drawn scenes keep the texts of old."""
+    said = [
+        Caption("A man riding a bike.", 0, "affirmative", ("bike",), complete=False),
+        Caption("no boat", 0, "negative", (), ("boat",)),
+    ]
+    data = NegationData(["a.png"], [frozenset({"bike"})], said, vocabulary=frozenset({"bike", "boat"}))
+    texts = {with_borrowed_denials(data, ["bread"], share=1.0, seed=seed).captions[2].text for seed in range(200)}
+    assert len(texts) > 20
+    wrong = re.compile(r"\b(are no|are not any|aren't any|zero|single|a|not a) bread\b|\bbreads\b|bike,? not a\b|\bit (has|does)\b")
+    assert not [text for text in texts if wrong.search(text)]
+    assert all("man riding a bike" in text for text in texts)
+    plurals = {with_borrowed_denials(data, ["knife"], share=1.0, seed=seed).captions[2].text for seed in range(200)}
+    assert any("knives" in text for text in plurals)
+    assert not [text for text in plurals if "knifes" in text]
+
+
+def test_texts_of_drawn_scenes_are_those_that_the_bundled_patches_saw() -> None:
+    """Another text would make the published fits another's; the digest is of the texts as they were when those were fitted."""
+    drawn = make_scenes(60, 3)
+    data = negation_data(drawn, [scene.name for scene in drawn], 3)
+    new = with_borrowed_denials(data, share=0.7, exclude=data.reserved).captions[len(data.captions) :]
+    digest = hashlib.sha256("\n".join(caption.text for caption in new).encode()).hexdigest()
+    assert digest == "adb0826feb8b4e319c871e432c4f5c739e7eefa4b7c5807a65b7b223f41a4ace"

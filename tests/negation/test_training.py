@@ -137,6 +137,16 @@ def test_unknown_nouns_get_a_plural(encoder):
     assert any("brushes" in c.text for c in data.captions)
 
 
+def test_given_nouns_may_be_plurals_and_have_plurals_of_their_own(encoder):
+    names = ["dogs", "dog", "moon wolf", "gravel", "box", "fairy", "toy", "brush", "quux"]
+    data, _, _ = text_only_data(encoder, names, count=200, seed=0)
+    assert {a for c in data.captions for a in c.denies} == {"dog", "moon wolf", "gravel", "box", "fairy", "toy", "brush", "quux"}
+    texts = " ".join(c.text for c in data.captions)
+    assert "moon wolves" in texts
+    assert "wolfs" not in texts
+    assert "gravels" not in texts
+
+
 def test_auroc_equals_the_pairwise_count():
     rng = np.random.default_rng(0)
     positive, negative = torch.from_numpy(rng.integers(0, 5, 30)).float(), torch.from_numpy(rng.integers(0, 5, 20)).float()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.data.naming import noun_of
 from clipmend.data.nouns import Noun, load_nouns
 from clipmend.data.records import Caption, NegationData, Question
 from clipmend.data.scenes.wordings import WORDINGS, Wording
@@ -205,24 +206,15 @@ def _nouns(nouns: Sequence[str] | int | None) -> list[Noun]:
     if isinstance(nouns, int):
         step = max(1, len(shipped) // max(nouns, 1))
         return list(shipped[::step][:nouns])
-    known = {noun.singular: noun for noun in shipped}
     odd = next((name for name in nouns if not isinstance(name, str)), None)
     if isinstance(nouns, str) or odd is not None:
         raise ValueError(f"nouns are a list of words, or a number of them, not {(nouns if odd is None else odd)!r}")
-    return [known.get(name) or _unknown(name) for name in dict.fromkeys(name.strip() for name in nouns) if name]
+    plurals = {noun.plural: noun for noun in shipped if noun.plural}
+    known = plurals | {noun.singular: noun for noun in shipped}  # what is both ("glasses") is meant as it stands in the list
+    found = [known.get(name) or noun_of(name) for name in (name.strip() for name in nouns) if name]
+    return list({noun.singular: noun for noun in found}.values())
 
 
 def _without(nouns: list[Noun], exclude: Collection[str]) -> list[Noun]:
     endings = tuple(exclude)
     return [noun for noun in nouns if not (endings and any(word.endswith(endings) for word in noun.singular.split()))]
-
-
-def _unknown(name: str) -> Noun:
-    """A noun that the shipped list lacks: counted, with a regular plural."""
-    if name.endswith(("s", "x", "z", "ch", "sh")):
-        plural = f"{name}es"
-    elif name.endswith("y") and name[-2:-1] not in tuple("aeiou"):
-        plural = f"{name[:-1]}ies"
-    else:
-        plural = f"{name}s"
-    return Noun(name, plural, False, "given")
