@@ -15,7 +15,12 @@ import numpy as np
 
 __all__ = ["FALSE", "FORMS", "TRUE", "UNKNOWN", "Caption", "NegationData", "Question", "truth_matrix"]
 
-TRUE, UNKNOWN, FALSE = 1, 0, -1
+TRUE = 1
+"""A caption is true of an image."""
+UNKNOWN = 0
+"""The annotation does not tell."""
+FALSE = -1
+"""A caption is false of an image."""
 FORMS = ("affirmative", "negative", "hybrid")
 
 
