@@ -64,7 +64,13 @@ def test_every_table_every_method(tmp_path: Path, tune: Path) -> None:
     labels += ["random + negation direction", "random + negation direction, projected"]
     for name in report.names:
         assert [r.label for r in report.of(name)] == labels
-    assert len(lines) == len(report.runs) == 6 * 15
+    notes = [line for line in lines if line.startswith("note: ")]
+    assert len(lines) - len(notes) == len(report.runs) == 6 * 15
+    few = next(note for note in notes if note.startswith(f"note: {COCO}: few items (n = "))
+    assert "by chance alone a share is off by up to" in few
+    asked = len(report.of(COCO)[0].result.correct)
+    caution = f"rows were printed elsewhere, for the models they name, on 5,914 questions; here there are {asked}; only the others"
+    assert any(note.startswith(f"note: {COCO}: published {caution}") for note in notes)
     assert model.image_passes == 13  # pictures, nine clips, classes, pairs, tuning: once, whatever the tables and methods
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(content) == len(report.runs)
@@ -79,6 +85,9 @@ def test_every_table_every_method(tmp_path: Path, tune: Path) -> None:
     assert "PeakPatch, ViT-B/32, *published*" in table
     assert table.index("## What it costs") < table.index("### COCO_val_retrieval")
     assert "Not measured" not in table
+    of_coco = table[table.index(f"### {COCO}\n") :].partition("\n### ")[0]
+    assert f"Note: *published* {caution}" in of_coco
+    assert "Note: few items (n = " in of_coco
     with (tmp_path / "out" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {r["source"].partition(":")[0] for r in rows} == {"measured", "published"}
@@ -167,7 +176,7 @@ def test_a_killed_run_goes_on(made: Path, tmp_path: Path) -> None:
     assert len(done) == 5
     second = go(-1)
     assert second.returncode == 0, second.stderr
-    lines = second.stdout.splitlines()
+    lines = [line for line in second.stdout.splitlines() if not line.startswith("note: ")]
     assert [line.endswith("(kept)") for line in lines] == [True] * 5 + [False] * 13
     assert {path: path.stat().st_mtime_ns for path in done} == done
     whole = run(made, tmp_path / "straight", [encoder()], [patch])
@@ -281,6 +290,20 @@ def test_known_forms_of_the_synthetic_table(made: Path, tmp_path: Path) -> None:
     table = (tmp_path / "out" / "table.md").read_text()
     assert "zero-shot classification (`--zeroshot DIR`)" in table  # says what was not measured
     assert "plain retrieval" in table
+
+
+def test_results_belong_to_the_judge_that_gave_them(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the same name with other content is another judge."""
+    monkeypatch.chdir(tmp_path)
+    code = "class Detector:\n    threshold = {}\n    def judge(self, path, things):\n        return [0.0 for _ in things]\n"
+    options = {"judge": "judge_of_negbench:Detector", "only": [NEGATED], "ks": (1, 3)}
+    kept = []
+    for threshold in (1, 1, 2):
+        (tmp_path / "judge_of_negbench.py").write_text(code.format(threshold))
+        sys.modules.pop("judge_of_negbench", None)
+        report = run(made, tmp_path / "out", **options)
+        kept.append([done.kept for done in report.runs if done.task.startswith("respected/")])
+    assert kept == [[False], [True], [False]]
 
 
 def test_published_rows() -> None:

@@ -15,6 +15,7 @@ from clipmend.backbones.fingerprint import digest_facts, digest_file
 from clipmend.data.images import find_image
 from clipmend.data.readers.negbench import TABLES, find_tables, read_negbench
 from clipmend.evaluation.choice import ChoiceItem, evaluate_choice, read_choice
+from clipmend.evaluation.judge_identity import judge_identity
 from clipmend.evaluation.judged import Judge, OracleJudge, evaluate_respect, load_judge
 from clipmend.evaluation.pairs import evaluate_pairs, read_image_pairs
 from clipmend.evaluation.results import Result
@@ -297,7 +298,7 @@ def cost_tasks(
     if judge is not None:
         made = load_judge(judge)
         path = Path(judge)
-        facts = {"judge": digest_file(path) if path.is_file() else judge}
+        facts = {"judge": digest_file(path) if path.is_file() else judge_identity(judge, made)}
         judged = [table for table in tables if table.kind == "negated_retrieval"]
         if not judged:
             raise ValueError("--judge judges the first hits of negated retrieval, and there is no such table here")

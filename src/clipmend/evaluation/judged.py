@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -26,6 +25,7 @@ from clipmend.data.images import find_image
 from clipmend.data.records import Caption
 from clipmend.evaluation.embed import ImageEmbeddings, OnMissing, distinct, image_vectors, prepared_texts
 from clipmend.evaluation.intervals import bootstrap_mean
+from clipmend.evaluation.judge_identity import import_own
 from clipmend.evaluation.presence import Presence, read_presence
 from clipmend.evaluation.results import Measure, Result, items_digest, model_names
 
@@ -94,7 +94,9 @@ class OracleJudge:
 def load_judge(name: str) -> Judge:
     """A judge by name: a table of what is in which image (see :func:`read_presence`), or ``module:object``.
 
-    An object that has no method ``judge`` is called, without arguments, and must give one that has. A ``scenes.jsonl`` of drawn
+    The module is an installed one or a file in the working directory. An object that has no method ``judge`` is called, without
+    arguments, and must give one that has. Kept results are told apart by
+    :func:`~clipmend.evaluation.judge_identity.judge_identity`. A ``scenes.jsonl`` of drawn
     scenes knows colours, sizes, numbers and backgrounds too.
 
     Raises:
@@ -107,7 +109,7 @@ def load_judge(name: str) -> Judge:
         presence = read_presence(path)
         return OracleJudge.of(presence, _drawn(path))
     try:
-        found: Any = getattr(import_module(module), attribute)
+        found: Any = getattr(import_own(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"judge {name!r}: {error}; name a table of what is in which image, or module:object") from None
     made = found if hasattr(found, "judge") and not isinstance(found, type) else found()
@@ -167,7 +169,7 @@ class RespectResult(Result):
             told = ~np.isnan(values)
             if not told.any():
                 continue
-            low, high = bootstrap_mean(values[told], self.image_of[told], samples=500, level=self.level)
+            low, high = bootstrap_mean(values[told], self.image_of[told], samples=500, level=self.level, share=True)
             measures[name] = Measure(float(values[told].mean()), int(told.sum()), low, high)
         return measures
 
