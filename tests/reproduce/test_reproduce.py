@@ -130,6 +130,60 @@ def test_killed_anywhere_it_goes_on_to_the_same_table(
     assert reproduce(encoder, inputs, tmp_path / "parts", options).made == []
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_second_objective_goes_on_from_the_first(mini: Miniature, checkpoint: str, tmp_path: Path) -> None:
+    """Both are in the table, side by side, and what the first run measured is not measured again."""
+    out, config = tmp_path / "out", tmp_path / "config.json"
+    config.write_text(json.dumps({"released": CHANGES["released"]}), encoding="utf-8")
+    run(*arguments(mini, checkpoint, out, "--config", config, "--objective", "released"))
+    assert _measured_rows(out) == {"backbone", "released", "released, ECN alone"}
+    first = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.parent.name in ("results", "released")}
+    assert len(first) > 8
+    config.write_text(json.dumps({"truthful": CHANGES["truthful"]}), encoding="utf-8")
+    output = run(*arguments(mini, checkpoint, out, "--config", config, "--objective", "truthful", "--no-pretraining"))
+    both = ["backbone", "released", "released, ECN alone", "truthful", "truthful, ECN alone"]
+    assert _measured_rows(out) == set(both)
+    assert "released: multiple choice" not in output
+    assert "truthful: multiple choice" in output
+    assert first == {p: p.stat().st_mtime_ns for p in first}
+    content = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    assert list(content["fits"]) == ["released", "truthful"]
+    labels = [r["row"] for r in content["rows"] if r["source"] == "measured" and r["table"] == TABLES["coco_choice"].name]
+    assert labels == both
+    # The first again, alone: nothing is made, both are shown; with other settings it is refused, since it was fitted with these.
+    config.write_text(json.dumps(CHANGES), encoding="utf-8")
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and not p.name.startswith("table.")}
+    run(*arguments(mini, checkpoint, out, "--config", config, "--objective", "released"))
+    assert _measured_rows(out) == set(both)
+    assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and not p.name.startswith("table.")}
+    for name, more in (("released", ["--no-pretraining"]), ("truthful", ["--config", tmp_path / "none.json"])):
+        (tmp_path / "none.json").write_text("{}", encoding="utf-8")
+        said = failure(*arguments(mini, checkpoint, out, "--config", config, "--objective", name, *more))
+        assert "holds a run of something else" in said
+
+
+def _measured_rows(out: Path) -> set[str]:
+    with (out / "table.csv").open(encoding="utf-8") as file:
+        return {row["row"] for row in csv.DictReader(file) if row["source"] == "measured"}
+
+
+def test_a_folder_of_an_older_version_keeps_its_settings(mini: Miniature, checkpoint: str, tmp_path: Path) -> None:
+    """Its run.json does not say which fits were begun: the settings of both are as they stand there."""
+    encoder, inputs = clipmend.load(checkpoint), find_inputs(mini.coco, mini.voc, mini.negbench)
+    running._claim(tmp_path / "out", encoder, inputs, Options(("released",)))
+    path = tmp_path / "out" / "run.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    assert told.pop("objectives") == ["released"]
+    path.write_text(json.dumps({**told, "changes": {}}), encoding="utf-8")
+    for objective in CHANGES:
+        with pytest.raises(ValueError, match="changes"):
+            running._claim(tmp_path / "out", encoder, inputs, Options((objective,), changes=CHANGES))
+    running._claim(tmp_path / "out", encoder, inputs, Options(("truthful",)))
+    path.write_text('{"changes": 3}', encoding="utf-8")
+    with pytest.raises(ValueError, match="is damaged"):
+        running._claim(tmp_path / "out", encoder, inputs, Options())
+
+
 def _interrupted_at_step(text: str) -> None:
     if text.lstrip().startswith("step 2"):
         raise KeyboardInterrupt

@@ -56,7 +56,7 @@ def peakpatch(
     objective: list[str] = typer.Option(
         ["released", "truthful"],
         "--objective",
-        help="released (the published method) or truthful (this library's); default: both.",
+        help="released (the published method) or truthful (this library's); default: both. One that OUT has already is shown too.",
     ),
     split: str | None = typer.Option(None, "--split", help="COCO's training split. Default: train2014, else train2017."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Train on the first annotated images only."),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.benchmark.published import QUESTIONS as QUESTIONS_BY_TABLE
 from clipmend.benchmark.published import published_rows
 from clipmend.negation.config import PeakPatchConfig, default_layers
 
@@ -152,7 +153,7 @@ def _published() -> tuple[Published, ...]:
 PUBLISHED = _published()
 """Printed figures, in per cent."""
 
-QUESTIONS = {"coco_choice": 5914, "voc_choice": 5031}
+QUESTIONS = {name: QUESTIONS_BY_TABLE[table.name] for name, table in TABLES.items() if table.name in QUESTIONS_BY_TABLE}
 """Questions in the published tables."""
 
 

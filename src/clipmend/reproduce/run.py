@@ -28,6 +28,7 @@ __all__ = ["Options", "Reproduction", "reproduce"]
 
 FORMAT = 1
 ALONE = "ECN alone"
+OBJECTIVES = ("released", "truthful")
 Say = Callable[[str], None]
 
 
@@ -54,7 +55,7 @@ class Options:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        strange = [o for o in self.objectives if o not in ("released", "truthful")]
+        strange = [o for o in self.objectives if o not in OBJECTIVES]
         if strange or not self.objectives:
             raise ValueError(f"objectives are released and truthful, not {', '.join(strange) or 'none'}")
 
@@ -95,11 +96,13 @@ def reproduce(
 ) -> Reproduction:
     """Run every step that ``out`` does not hold yet.
 
+    Fits may be made one after another: one of an earlier run in the same folder is measured and shown too, and not fitted again.
+
     Args:
         encoder: the backbone.
         inputs: from :func:`~clipmend.reproduce.inputs.find_inputs`.
-        out: a new folder, or one of an earlier run with the same inputs and options. Gets ``data/``, ``features/``, ``fits/`` (work
-            of the fits), ``patches/`` and ``results/``.
+        out: a new folder, or one of an earlier run with the same inputs and options (``objectives`` aside). Gets ``data/``,
+            ``features/``, ``fits/`` (work of the fits), ``patches/`` and ``results/``.
         options: what is to be run.
         say: called with a line before each step.
 
@@ -114,7 +117,9 @@ def reproduce(
     for name in inputs.absent:
         done.notes.append(f"{TABLES[name].name}.csv is not there: {TABLES[name].title} not measured")
     patches: dict[str, Path] = {}
-    for objective in options.objectives:
+    for objective in OBJECTIVES:  # in one order, whichever was fitted first
+        if objective not in options.objectives and not _patch_is_there(out, objective):
+            continue
         patches[objective] = _fitted(objective, encoder, inputs, out, options, done, say)
     vectors = {kind: _test_vectors(kind, encoder, inputs, out, options, done, say) for kind in ("coco", "voc")}
     rows: dict[str, tuple[DualEncoder, str]] = {"backbone": (encoder, encoder.fingerprint.text)}
@@ -137,10 +142,11 @@ def _claim(out: Path, encoder: DualEncoder, inputs: Inputs, options: Options) ->
         "backbone": {"text": fingerprint.text, "image": fingerprint.image},
         "inputs": inputs.identity(),
         "limit": options.limit,
-        "pretrain": options.pretrain,
-        "changes": {name: dict(values) for name, values in sorted(options.changes.items())},
+        "changes": {name: dict(options.changes.get(name, {})) for name in OBJECTIVES if name in options.objectives},
         "seed": options.seed,
     }
+    if "released" in options.objectives:
+        wanted["pretrain"] = options.pretrain
     path = out / "run.json"
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; a folder is needed")
@@ -148,17 +154,29 @@ def _claim(out: Path, encoder: DualEncoder, inputs: Inputs, options: Options) ->
         foreign = sorted(p.name for p in out.iterdir()) if out.is_dir() else []
         if foreign:
             raise FileExistsError(f"{out} is not empty and holds no such run (but {foreign[0]!r}): give a new folder")
-        write_json(path, {**wanted, "model": encoder.name})
+        write_json(path, {**wanted, "objectives": sorted(wanted["changes"]), "model": encoder.name})
         return
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        # Of the fits that it was begun for; a folder of an older version does not say which.
+        changes = {name: found["changes"].get(name, {}) for name in found.get("objectives", OBJECTIVES)}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): give a new folder") from error
     wanted = json.loads(json.dumps(wanted))
-    other = [key for key in wanted if found.get(key) != wanted[key]]
+    there = {**found, "changes": {name: changes.get(name, values) for name, values in wanted["changes"].items()}}
+    there.setdefault("pretrain", options.pretrain)  # a folder begun for a fit that has no pre-training
+    other = [key for key in wanted if there.get(key) != wanted[key]]
     if other:
-        said = "; ".join(f"{key}: {_short(found.get(key))} there, {_short(wanted[key])} now" for key in other)
+        said = "; ".join(f"{key}: {_short(there.get(key))} there, {_short(wanted[key])} now" for key in other)
         raise ValueError(f"{out} holds a run of something else ({said}): give a new folder, or repeat the command of then")
+    begun = {**found, **wanted, "changes": {**changes, **wanted["changes"]}}
+    begun["objectives"] = [name for name in OBJECTIVES if name in begun["changes"]]
+    if begun != found:
+        write_json(path, begun)
+
+
+def _patch_is_there(out: Path, objective: str) -> bool:
+    return (out / "patches" / objective / "config.json").is_file()
 
 
 def _fitted(
@@ -172,7 +190,7 @@ def _fitted(
 ) -> Path:
     """The folder of a fitted patch; its data and the fit where they are not there yet."""
     patch_folder, data_folder = out / "patches" / objective, out / "data" / objective
-    fitted = (patch_folder / "config.json").is_file()
+    fitted = _patch_is_there(out, objective)
     if not fitted and not (data_folder / "data.json").is_file():
         say(f"{objective}: captions and questions")
         negate(
