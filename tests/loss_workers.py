@@ -87,7 +87,7 @@ def work(rank: int, sizes: list[int], start: str, out: str) -> None:
     model = DistributedDataParallel(Towers())
     loss = HardNegativeLoss(0.5, gather=True)
     step = cached_backward(
-        model, lambda m: model(m["images"], m["texts"]), micro(part, 2), lambda *o: contrast(loss, o, part), gathers=loss
+        model, lambda m: model(m["images"], m["texts"]), micro(part, 2) or [part], lambda *o: contrast(loss, o, part), gathers=loss
     )
     found["cached"] = summary(step.loss, model.module)
     found["negatives"] = step.negatives_per_query

@@ -12,7 +12,7 @@ from clipmend.losses import HardNegativeLoss, InfoNCELoss, cached_backward
 from loss_workers import LOSSES, Towers, contrast, data, micro, summary, work
 
 
-@pytest.mark.parametrize("sizes", [[5, 2], [3, 4, 1]])
+@pytest.mark.parametrize("sizes", [[5, 2], [3, 4, 1], [4, 0]])
 def test_processes_equal_one(sizes: list[int], tmp_path: Path) -> None:
     mp.spawn(work, (sizes, str(tmp_path / "start"), str(tmp_path)), nprocs=len(sizes))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]

@@ -163,11 +163,21 @@ def test_a_batch_of_one_and_a_batch_of_one_image() -> None:
     assert HardNegativeLoss()(images, texts, scale, image_ids=[5] * 4).item() == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_scale_of_zero_has_a_gradient(block: int | None) -> None:
+    images, texts, _ = leaves(5)
+    scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    value = HardNegativeLoss(0.5, block=block)(images, texts, scale)
+    wanted = slow(images, texts, scale, 0.5, None, same(None, 5), 0.0)
+    agree([value, *gradients(value, images, texts, scale)], [wanted, *gradients(wanted, images, texts, scale)])
+
+
 def test_strings_and_numbers_are_ids() -> None:
     given = leaves(5)
     loss = HardNegativeLoss()
     one = loss(*given, image_ids=["a", "b", "a", "c", "d"])
     assert one == loss(*given, image_ids=[1, 2, 1, 3, 4]) == loss(*given, caption_ids=torch.tensor([1, 2, 1, 3, 4]))
+    assert one == loss(*given, image_ids=["\udce9.jpg", "b", "\udce9.jpg", "c", "d"])  # a name whose bytes are no text
     assert one < loss(*given)
     assert loss(*given, output_dict=True)["contrastive_loss"] == loss(*given)
 
@@ -189,6 +199,10 @@ def test_evaluation_needs_no_gradient_and_gives_the_same_value() -> None:
         (lambda v, t, s: HardNegativeLoss(margin="frozen")(v, t, s, margin_features=t[:2]), "one row a caption"),
         (lambda v, t, s: HardNegativeLoss()(v, t, s, image_ids=[1, 2]), "one id a pair"),
         (lambda v, t, s: HardNegativeLoss()(v, t, s, image_ids=torch.ones(5)), "whole numbers"),
+        (lambda v, t, s: HardNegativeLoss()(v, t, s, image_ids=[1.2, 1.7, 3, 4, 5]), "whole numbers"),
+        (lambda v, t, s: HardNegativeLoss()(v, t, s, image_ids=[None] * 5), "whole numbers"),
+        (lambda v, t, s: HardNegativeLoss()(v, t, s, image_ids=[2**70, 1, 2, 3, 4]), "64 bits"),
+        (lambda v, t, s: HardNegativeLoss()(v, t, torch.ones(2)), "logit_scale"),
         (lambda v, t, s: HardNegativeLoss(-0.1), "gamma"),
         (lambda v, t, s: HardNegativeLoss(margin="dead"), "live"),
         (lambda v, t, s: HardNegativeLoss(label_smoothing=1.0), "label_smoothing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from clipmend.losses.gathering import gather, gather_counts, world_of
 __all__ = ["ContrastiveLoss", "Features", "Ids", "as_ids"]
 
 Ids = Tensor | Sequence[int] | Sequence[str]
+_EMPTY = "the batch is empty: no pair, no loss"
 
 
 def as_ids(ids: Ids | None, count: int, device: torch.device, what: str) -> Tensor | None:
@@ -24,7 +26,7 @@ def as_ids(ids: Ids | None, count: int, device: torch.device, what: str) -> Tens
     if ids is None:
         return None
     if not isinstance(ids, Tensor):
-        ids = torch.tensor([_hashed(value) if isinstance(value, str) else int(value) for value in ids], dtype=torch.int64)
+        ids = torch.tensor([_whole(value, what) for value in ids], dtype=torch.int64)
     if ids.shape != (count,):
         raise ValueError(f"{what}: {tuple(ids.shape)} for {count} pairs; one id a pair")
     if ids.is_floating_point():
@@ -32,8 +34,24 @@ def as_ids(ids: Ids | None, count: int, device: torch.device, what: str) -> Tens
     return ids.to(device=device, dtype=torch.int64)
 
 
-def _hashed(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+def _whole(value: Any, what: str) -> int:
+    if isinstance(value, str):  # a file's name may hold bytes that are no text
+        digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
+    try:
+        number = operator.index(value.item() if isinstance(value, Tensor) else value)
+    except TypeError:
+        raise ValueError(f"{what} must be whole numbers or strings, not {value!r:.60}") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{what}: {number} takes more than 64 bits; give it as a string")
+    return number
+
+
+def _scalar(value: Tensor | float, like: Tensor, what: str) -> Tensor:
+    found = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if found.numel() != 1:
+        raise ValueError(f"{what} is one number, not {list(found.shape)}")
+    return found.reshape(())
 
 
 @dataclass
@@ -84,6 +102,8 @@ class ContrastiveLoss(nn.Module):
       ``processes x own rows / all rows``, so that uneven batches count by their rows; the *mean* over processes of the value is
       that of the joined batch.
 
+    A process without a row takes part with ``gather``.
+
     Args:
         gather: exchange features between the processes of ``group``, with gradient. One process alone needs no other.
         local_loss: with ``gather``: work out this process's rows only.
@@ -127,6 +147,8 @@ class ContrastiveLoss(nn.Module):
             ValueError: shapes that do not agree, an empty batch, features this loss needs or does not know.
         """
         _check(image_features, text_features)
+        if not len(image_features) and not (self.gather and world_of(self.group)[1] > 1):
+            raise ValueError(_EMPTY)
         if margin_features is not None and (margin_features.ndim != 2 or len(margin_features) != len(text_features)):
             raise ValueError(f"margin_features: {list(margin_features.shape)} for {len(text_features)} captions; one row a caption")
         self._check_margins(margin_features)
@@ -134,7 +156,12 @@ class ContrastiveLoss(nn.Module):
             features = self._features(
                 image_features, text_features, logit_scale, logit_bias, margin_features, image_ids, caption_ids
             )
-            loss = self._loss(features)
+            if len(features.images):
+                loss = self._loss(features)
+            else:  # on this process alone; whoever exchanges gradients waits for all that is behind its rows
+                others = {"images": features.all_images, "texts": features.all_texts}
+                used = [features.images, features.texts, *(others[name] for name in self._others)]
+                loss = torch.stack([0.0 * rows.sum() for rows in used]).sum()
             if self.local_loss:
                 _, processes = world_of(self.group)
                 # The loss is a mean over own rows; a process with fewer of them counts for less.
@@ -144,6 +171,9 @@ class ContrastiveLoss(nn.Module):
     def _check_margins(self, margin_features: Tensor | None) -> None:
         if margin_features is not None:
             raise ValueError(f"{type(self).__name__} has no frozen margin: leave margin_features out")
+
+    _others: tuple[str, ...] = ("images", "texts")
+    """Which rows of other processes the loss looks at: a process without a row must be there when their gradients are exchanged."""
 
     @abstractmethod
     def _loss(self, features: Features) -> Tensor:
@@ -170,14 +200,15 @@ class ContrastiveLoss(nn.Module):
             ids = ()  # nothing repeated: no mask to build
         one = Features(
             images, texts, images, texts, margins, margins, ids, ids, 0,
-            torch.as_tensor(scale, dtype=dtype, device=device).reshape(()),
-            None if bias is None else torch.as_tensor(bias, dtype=dtype, device=device).reshape(()),
+            _scalar(scale, images, "logit_scale"), None if bias is None else _scalar(bias, images, "logit_bias"),
         )  # fmt: skip
         return self._gathered(one) if self.gather and world_of(self.group)[1] > 1 else one
 
     def _gathered(self, own: Features) -> Features:
         rank, _ = world_of(self.group)
         counts = gather_counts(len(own.images), own.images.device, self.group)
+        if not sum(counts):
+            raise ValueError(_EMPTY)  # on every process
         images, texts = gather(own.images, counts, self.group), gather(own.texts, counts, self.group)
         margins = None if own.margins is None else gather(own.margins, counts, self.group)
         ids = tuple(gather(found, counts, self.group) for found in own.ids)
@@ -192,5 +223,3 @@ def _check(images: Tensor, texts: Tensor) -> None:
         raise ValueError(
             f"image_features {list(images.shape)}, text_features {list(texts.shape)}: both must be [pairs, width], one row a pair"
         )
-    if not len(images):
-        raise ValueError("the batch is empty: no pair, no loss")

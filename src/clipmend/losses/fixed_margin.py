@@ -37,7 +37,7 @@ class FixedMarginLoss(DirectedLoss):
 
     def per_row(self, scores: Tensor, scale: Tensor, first: int, left_out: Tensor | None) -> Tensor:
         own, negative = own_column(scores, first, left_out)
-        logits = scale * (scores + self.margin * negative)
+        logits = scale * (scores + self.margin * negative.to(scores.dtype))
         if left_out is not None:
             logits = logits.masked_fill(left_out, -torch.inf)
         return logits.logsumexp(1) - scale * own

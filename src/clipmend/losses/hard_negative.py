@@ -92,7 +92,8 @@ class HardNegativeLoss(ContrastiveLoss):
     def _loss(self, features: Features) -> Tensor:
         if features.square:  # the other direction is the columns of the same matrix
             forth = self._terms(features, *self._forth(features), both=True)
-            total = softmax_contrast(features.images, features.all_texts, features.scale, forth)
+            # Gathered rows though they are this process's own: another one without any waits for their gradient.
+            total = softmax_contrast(features.all_images, features.all_texts, features.scale, forth)
         else:
             forth = self._terms(features, *self._forth(features), both=False)
             back = self._terms(features, *self._back(features), both=False)

@@ -42,8 +42,8 @@ class HardnessReweightedLoss(DirectedLoss):
         self, beta: float = 0.25, tau: float = 0.0, *, gather: bool = False, local_loss: bool = False, group: Any = None
     ) -> None:
         super().__init__(gather=gather, local_loss=local_loss, group=group)
-        if beta < 0 or not 0 <= tau < 1:
-            raise ValueError(f"beta={beta}, tau={tau}: beta must not be negative, and tau from 0 up to, but not, 1")
+        if not 0 <= beta < math.inf or not 0 <= tau < 1:
+            raise ValueError(f"beta={beta}, tau={tau}: beta must be finite and not negative, and tau from 0 up to, but not, 1")
         self.beta, self.tau = beta, tau
 
     def per_row(self, scores: Tensor, scale: Tensor, first: int, left_out: Tensor | None) -> Tensor:
@@ -52,9 +52,11 @@ class HardnessReweightedLoss(DirectedLoss):
         own = scale * own
         if self.tau:
             # log((e^weighted - tau N e^own) / (1 - tau)), never under log(N e^-scale): the cosine is at least -1.
-            taken = (math.log(self.tau) + count.log() + own - weighted).clamp(max=-1e-6)
-            weighted = weighted + torch.log1p(-taken.exp()) - math.log1p(-self.tau)
-            weighted = torch.maximum(weighted, count.log() - scale).masked_fill(~negative.any(1), -torch.inf)
+            taken = math.log(self.tau) + count.log() + own - weighted
+            some = taken < 0  # elsewhere nothing is left, and the floor is what counts
+            left = weighted + torch.log1p(-torch.where(some, taken, -1.0).exp()) - math.log1p(-self.tau)
+            floor = count.log() - scale
+            weighted = torch.where(some, torch.maximum(left, floor), floor).masked_fill(~negative.any(1), -torch.inf)
         return torch.logaddexp(own, weighted) - own
 
 
@@ -64,7 +66,8 @@ class ImportanceSampledLoss(DirectedLoss):
     .. math:: L_i = -\log \frac{e^{s S_{ii}}}{\alpha e^{s S_{ii}} + \sum_{j \ne i} w_{ij} e^{s S_{ij}}}
 
     with ``w_ij`` as in :class:`HardnessReweightedLoss`. ``alpha=1, beta=0`` is InfoNCE. With ``alpha`` under 1 the loss can be
-    negative. That the weights are held fixed in the gradient is this library's reading.
+    negative. With ``alpha=0`` a row without a negative costs nothing. That the weights are held fixed in the gradient is this
+    library's reading.
 
     Source: Radenovic et al., "Filtering, Distillation, and Hard Negatives for Vision-Language Pre-Training" (CVPR 2023,
     arXiv 2301.02280).
@@ -83,16 +86,18 @@ class ImportanceSampledLoss(DirectedLoss):
         self, alpha: float = 0.999, beta: float = 0.25, *, gather: bool = False, local_loss: bool = False, group: Any = None
     ) -> None:
         super().__init__(gather=gather, local_loss=local_loss, group=group)
-        if beta < 0 or not 0 <= alpha <= 1:
-            raise ValueError(f"alpha={alpha}, beta={beta}: alpha lies from 0 to 1, and beta must not be negative")
+        if not 0 <= beta < math.inf or not 0 <= alpha <= 1:
+            raise ValueError(f"alpha={alpha}, beta={beta}: alpha lies from 0 to 1, and beta must be finite and not negative")
         self.alpha, self.beta = alpha, beta
 
     def per_row(self, scores: Tensor, scale: Tensor, first: int, left_out: Tensor | None) -> Tensor:
         own, negative = own_column(scores, first, left_out)
         weighted, _ = _weighted_negatives(scores, scale, negative, self.beta)
         own = scale * own
-        weighed = own + math.log(self.alpha) if self.alpha else torch.full_like(own, -torch.inf)
-        return torch.logaddexp(weighed, weighted) - own
+        if self.alpha:
+            return torch.logaddexp(own + math.log(self.alpha), weighted) - own
+        some = negative.any(1)  # without a negative nothing would be left of the denominator
+        return torch.where(some, torch.where(some, weighted, 0.0) - own, 0.0)
 
 
 def _weighted_negatives(scores: Tensor, scale: Tensor, negative: Tensor, beta: float) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,8 @@ def late_interaction(
     images, texts = image_tokens.to(dtype), text_tokens.to(dtype)
     if images.ndim != 3 or texts.ndim != 3 or images.shape[2] != texts.shape[2]:
         raise ValueError(f"tokens {list(images.shape)} and {list(texts.shape)}: both must be [rows, tokens, width]")
+    if not (len(images) and len(texts)):
+        raise ValueError("the batch is empty: no pair, no loss")
     words = _mask(text_mask, texts, "text_mask")
     patches = _mask(image_mask, images, "image_mask")
     if block is None:
@@ -135,6 +137,8 @@ def _best_matches(images: Tensor, texts: Tensor, words: Tensor, patches: Tensor)
 
 
 def _mask(mask: Tensor | None, tokens: Tensor, what: str) -> Tensor:
+    if not tokens.shape[1]:
+        raise ValueError(f"tokens {list(tokens.shape)}: there is no token to match")
     if mask is None:
         return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     if mask.shape != tokens.shape[:2]:

@@ -54,6 +54,8 @@ class SigmoidHardNegativeLoss(HardNegativeLoss):
     ) -> None:
         super().__init__(gamma, margin, block=block, gather=gather, local_loss=local_loss, group=group)
 
+    _others = ("texts",)
+
     def extra_repr(self) -> str:
         return f"gamma={self.gamma}, margin={self.margin!r}"
 

@@ -108,6 +108,7 @@ def _value_and_gradients(
     step = terms.rows_at_once()
     share = 0.5 if terms.both else 1.0
     own = (rows * columns[terms.first : terms.first + count]).sum(-1)  # [B]
+    scale = scale + (scale == 0) * 1e-30  # its own gradient is worked out from the logits, and divided by it
     kept = None  # the only block's logits, where there is one
     row_lse, row_sum, row_left = rows.new_empty(count), rows.new_zeros(count), rows.new_full((count,), float(most))
     # A column's own score is the first maximum: a block may leave out all of a column.
