@@ -129,6 +129,9 @@ def run_negbench(
             runs += _task(task, methods, encoder, vectors, store, settings, frames, tell, progress)
     report = Report(runs, [task.name for task in tasks], {task.name: task for task in tasks}, seed=seed)
     write_report(report, target)
+    for name in report.names:
+        for remark in report.remarks(name):
+            tell(f"note: {name}: {remark.replace('*', '')}")
     return report
 
 

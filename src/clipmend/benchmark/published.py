@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-__all__ = ["PublishedRow", "published_rows"]
+__all__ = ["QUESTIONS", "PublishedRow", "published_rows"]
+
+QUESTIONS = {"COCO_val_mcq_llama3.1_rephrased": 5914, "VOC2007_mcq_llama3.1_rephrased": 5031}
+"""Questions of the published tables, where a source says so."""
 
 
 @dataclass(frozen=True, slots=True)

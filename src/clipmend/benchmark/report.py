@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from clipmend.benchmark.published import PublishedRow, published_rows
+from clipmend.benchmark.published import QUESTIONS, PublishedRow, published_rows
 from clipmend.benchmark.tasks import Task
+from clipmend.evaluation.labels import few_items
 from clipmend.evaluation.results import Comparison, Measure, Result, compare, write_json
 from clipmend.search.store import write_atomically
 
@@ -250,7 +252,23 @@ class Report:
             cells = [by_metric[n].shown if n in by_metric else "" for n in headings.values()]
             if any(cells):
                 lines.append(f"| {_cell(label)}, *published* ({_cell(printed[0].source)}) | {' | '.join(cells)} | |")
+        remarks = self.remarks(name)
+        if remarks:
+            lines += ["", *(f"Note: {remark}." for remark in remarks)]
         return "\n".join(lines)
+
+    def remarks(self, name: str) -> list[str]:
+        """What must be read with the figures of a table: how few items there are, and that published rows are of other runs."""
+        wanted = set(self.headings(name).values())
+        remarks = few_items(m for run in self.of(name) for n, m in run.result.measures().items() if n in wanted)
+        if any(row.metric in wanted for printed in self.published(name).values() for row in printed):
+            count = max((m.count for run in self.of(name) for m in run.result.measures().values()), default=0)
+            asked = QUESTIONS.get(name)
+            other = f", on {asked:,} questions; here there are {count:,}" if asked is not None and asked != count else ""
+            remarks.append(
+                f"*published* rows were printed elsewhere, for the models they name{other}; only the others were measured here"
+            )
+        return remarks
 
     def plot(self, path: str | Path) -> Path:
         """Bars of each task's main measure, whiskers for the intervals, published rows hatched."""
@@ -263,9 +281,9 @@ class Report:
         columns = min(2, len(shown))
         lengths = [len(self.of(name)) + len(self._published_main(name)) for name in shown]
         lines = -(-len(shown) // columns)
-        height = sum(0.9 + 0.28 * max(lengths[row * columns : (row + 1) * columns]) for row in range(lines))
+        height = sum(1.2 + 0.28 * max(lengths[row * columns : (row + 1) * columns]) for row in range(lines))
         figure = Figure(figsize=(7.5 * columns, max(height, 2.5)), layout="constrained")
-        ratios = [0.9 + 0.28 * max(lengths[row * columns : (row + 1) * columns]) for row in range(lines)]
+        ratios = [1.2 + 0.28 * max(lengths[row * columns : (row + 1) * columns]) for row in range(lines)]
         axes = figure.subplots(lines, columns, squeeze=False, gridspec_kw={"height_ratios": ratios})
         for position, axis in enumerate(axes.flat):
             if position >= len(shown):
@@ -304,6 +322,8 @@ class Report:
         if unit:
             axis.set_xlim(0, 100)
         axis.set_title(f"{name}\n{main}{unit}", fontsize=8, loc="left")
+        if remarks := [remark.replace("*", "") for remark in self.remarks(name)]:
+            axis.set_xlabel("\n".join(line for remark in remarks for line in textwrap.wrap(remark, 100)), fontsize=6.5, loc="left")
 
 
 def write_report(report: Report, folder: Path) -> None:

@@ -172,11 +172,16 @@ class ExclusionResult(Result):
                 if detail
                 else np.isin(np.arange(len(counted)), self._groups[name][0])
             )
-            low, high = percentile(np.concatenate(draws[name]), self.level) if name in draws else (float("nan"), float("nan"))
+            low, high = self._interval(draws.get(name))
             if self.over == "kinds" and (member[:, rows].sum(1) > 0).sum() < 2:
                 low = high = float("nan")  # one kind cannot show how kinds differ
             measures[name] = Measure(float(value), int((counted & rows).sum()), low, high, "auroc", detail)
         return measures
+
+    def _interval(self, draws: list[NDArray[np.float64]] | None) -> tuple[float, float]:
+        if draws is None:
+            return float("nan"), float("nan")
+        return percentile(np.concatenate(draws), self.level, self.clusters(self.over))
 
     def clusters(self, over: str = "images") -> int:
         if over == "images":

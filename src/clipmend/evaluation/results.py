@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clipmend.evaluation.intervals import percentile, resample_weights
+from clipmend.evaluation.intervals import percentile, resample_weights, share_interval
+from clipmend.evaluation.labels import few_items, folded_name, label_of, oracle_note
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Comparison", "Difference", "Measure", "Result", "compare", "items_digest", "model_names", "side_by_side", "write_json"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "Measure",
+    "Result",
+    "compare",
+    "items_digest",
+    "model_names",
+    "side_by_side",
+    "write_json",
+]
 
 Kind = Literal["share", "auroc", "rank"]
 
@@ -136,15 +147,15 @@ class Result(ABC):
         """
         table = _new_table(f"{self.title}: {self.model} on {self.dataset}")
         table.add_column("measure", overflow="fold")
-        table.add_column("value", justify="right")
-        table.add_column(f"{100 * self.level:g}% interval", justify="right")
-        table.add_column("n", justify="right")
+        for heading in ("value", f"{100 * self.level:g}% interval", "n"):
+            table.add_column(heading, justify="right", no_wrap=True)
         measures = self.measures()
         folded = _folded(measures, fold)
         for name, m in measures.items():
             if name not in folded and (detail or not m.detail):
-                table.add_row(name, m.show(), _interval(m, m.low, m.high), f"{m.count:,}")
-        notes = [*self.notes, *_summary(folded, fold)]
+                table.add_row(label_of(name), m.show(), _interval(m, m.low, m.high), f"{m.count:,}")
+        shown = [m for name, m in measures.items() if name not in folded and (detail or not m.detail)]
+        notes = [*self.notes, *_summary(folded, fold), *few_items(shown), *oracle_note(measures)]
         if notes:
             table.caption = "\n".join(notes)
         return table
@@ -199,13 +210,16 @@ class Comparison:
         table = _new_table(f"{self.first.title} on {self.first.dataset}")
         table.add_column("measure", overflow="fold")
         for heading in (*names, "difference", f"{100 * self.level:g}% interval", "n"):
-            table.add_column(heading, justify="right")
+            # Numbers are never broken: the measures' names give way. Headings of models are.
+            table.add_column(folded_name(heading, 12), justify="right", no_wrap=heading not in names)
         folded = _folded({name: d.second for name, d in self.differences.items()}, fold)
         for name, d in self.differences.items():
             if name not in folded and (detail or not d.second.detail):
                 row = (d.first.show(), d.second.show(), d.second.show(d.difference, signed=True))
-                table.add_row(name, *row, _interval(d.second, d.low, d.high, signed=True), f"{d.second.count:,}")
-        notes = list(dict.fromkeys(self.first.notes + self.second.notes + _summary(folded, fold, names[1])))
+                table.add_row(label_of(name), *row, _interval(d.second, d.low, d.high, signed=True), f"{d.second.count:,}")
+        shown = [d.second for name, d in self.differences.items() if name not in folded and (detail or not d.second.detail)]
+        told = [*_summary(folded, fold, names[1]), *few_items(shown), *oracle_note(self.differences)]
+        notes = list(dict.fromkeys(self.first.notes + self.second.notes + told))
         if notes:
             table.caption = "\n".join(notes)
         return table
@@ -237,14 +251,22 @@ def compare(
     mine, other = first.measures(), second.measures()
     names = [name for name in mine if name in other]
     draws: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
-    for weights in resample_weights(first.clusters(over), samples, seed):
+    clusters = first.clusters(over)
+    for weights in resample_weights(clusters, samples, seed):
         a, b = first.resampled(weights, over), second.resampled(weights, over)
         for name in names:
             draws[name].append(b[name] - a[name])
     differences = {}
     for name in names:
         change = other[name].value - mine[name].value
-        differences[name] = Difference(mine[name], other[name], change, *percentile(np.concatenate(draws[name]), level))
+        low = high = math.nan
+        if not all(math.isnan(m.low) for m in (mine[name], other[name])):  # what is exact by itself has no chance in its difference
+            drawn = np.concatenate(draws[name])
+            if other[name].kind == "share":
+                low, high = share_interval(drawn, change, other[name].count, clusters, span="difference", level=level, seed=seed)
+            else:
+                low, high = percentile(drawn, level, clusters)
+        differences[name] = Difference(mine[name], other[name], change, low, high)
     return Comparison(first, second, differences, level, over)
 
 
@@ -268,11 +290,14 @@ def side_by_side(results: Mapping[str, Result], *, title: str = "", names: Itera
     table = _new_table(title or f"{everyone[0].title} on {everyone[0].dataset}")
     table.add_column("measure", overflow="fold")
     for heading in results:
-        table.add_column(heading, justify="right")
+        table.add_column(folded_name(heading, 24), justify="right")
     columns = [r.measures() for r in everyone]
     folded = _folded(columns[0], fold)
-    for name in names if names is not None else [n for n, m in columns[0].items() if not m.detail and n not in folded]:
-        table.add_row(name, *[c[name].show() if name in c else "-" for c in columns])
+    shown = list(names) if names is not None else [n for n, m in columns[0].items() if not m.detail and n not in folded]
+    for name in shown:
+        table.add_row(label_of(name), *[c[name].show() if name in c else "-" for c in columns])
+    notes = few_items(c[name] for c in columns for name in shown if name in c) + oracle_note(shown)
+    table.caption = "\n".join(notes) or None
     return table
 
 

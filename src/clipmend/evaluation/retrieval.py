@@ -152,7 +152,7 @@ class RetrievalResult(Result):
                 if len(np.unique(cluster)) == len(cluster):
                     low, high = wilson(int(hits.sum()), len(hits), self.level)
                 else:  # captions of one image are not independent: draw images
-                    low, high = bootstrap_mean(hits, cluster, samples=500, level=self.level)
+                    low, high = bootstrap_mean(hits, cluster, samples=500, level=self.level, share=True)
                 measures[f"{direction}_retrieval_recall@{k}"] = Measure(float(hits.mean()), len(hits), low, high)
             middle = median_interval(ranks, self.level)
             measures[f"{direction}_retrieval_median_rank"] = Measure(float(np.median(ranks)), len(ranks), *middle, kind="rank")

@@ -18,7 +18,7 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.data.images import find_images
 from clipmend.data.phrases import with_article
 from clipmend.evaluation.embed import ImageEmbeddings, image_vectors
-from clipmend.evaluation.intervals import cluster_sums, percentile, resample_weights, wilson
+from clipmend.evaluation.intervals import cluster_sums, resample_weights, share_interval, wilson
 from clipmend.evaluation.results import Measure, Result, items_digest, model_names
 
 __all__ = [
@@ -287,8 +287,8 @@ class ZeroshotResult(Result):
             right = int((self.ranks <= k).sum())
             measures[name] = Measure(right / len(self.ranks), len(self.ranks), *wilson(right, len(self.ranks), self.level))
         draws = [self._mean_per_class(weights) for weights in resample_weights(len(self.ranks), 300, 0)]
-        low, high = percentile(np.concatenate(draws), self.level)
         value = float(self._mean_per_class(np.ones((len(self.ranks), 1), np.float32))[0])
+        low, high = share_interval(np.concatenate(draws), value, len(self.ranks), level=self.level)
         measures["mean_per_class_recall"] = Measure(value, len(np.unique(self.labels)), low, high)
         return measures
 
