@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,6 +324,54 @@ def test_files_of_the_export_before_go_with_it(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("untraced")
+def test_one_export_takes_the_place_of_another_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no moment does the folder hold files of both, and a failure at any step leaves the one before."""
+    own = clip({})
+    place = tmp_path / "onnx"
+    own.patch.export_onnx(own.encoder, place, strength=0.5)
+    (place / "mine.txt").write_text("mine")
+    (place / "kept").mkdir()
+    seen: list[str] = []
+    failed: list[str] = []
+    calls = {name: getattr(os, name) for name in ("rename", "replace", "unlink")}
+
+    def state() -> str:
+        if not place.is_dir():
+            return "none"
+        told = json.loads((place / "export.json").read_text())["parity"]["text_embeds"]
+        strength = {(place / "text.onnx").read_text(), str(told)}
+        return strength.pop() if len(strength) == 1 else "half"
+
+    def watched(name: str, fail_at: int) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if len(seen) == fail_at and not failed:
+                failed.append(name)
+                raise OSError(5, "Input/output error")
+            done = calls[name](*arguments, **options)
+            seen.append(state())
+            return done
+
+        return call
+
+    for fail_at in (*range(1, 4), 99):  # 0 is a folder that cannot be moved at all: see the working directory
+        seen.clear()
+        failed.clear()
+        with monkeypatch.context() as patched:
+            for name in calls:
+                patched.setattr(os, name, watched(name, fail_at))
+            if fail_at < 99:
+                with pytest.raises(OSError, match="Input/output error"):
+                    own.patch.export_onnx(own.encoder, place, strength=2)
+            else:
+                own.patch.export_onnx(own.encoder, place, strength=2)
+        assert set(seen) <= {"none", "0.5", "2"}
+        assert state() == ("0.5" if fail_at < 99 else "2")
+        assert (place / "mine.txt").read_text() == "mine"
+        assert (place / "kept").is_dir()
+        assert [path.name for path in tmp_path.iterdir()] == ["onnx"]
+
+
+@pytest.mark.usefixtures("untraced")
 def test_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = clip({})
     here = tmp_path / "here"
@@ -330,6 +379,8 @@ def test_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(here)
     own.patch.export_onnx(own.encoder, ".", strength=0.5)
     assert (Path(".") / "text.onnx").read_text() == "0.5"
+    own.patch.export_onnx(own.encoder, here, strength=2)  # the folder that one stands in stays the same folder
+    assert (Path(".") / "text.onnx").read_text() == "2"
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 

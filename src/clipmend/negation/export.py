@@ -25,6 +25,7 @@ from clipmend.backbones.tokens import check_texts, pad_ids
 from clipmend.backbones.tower import TextTower
 from clipmend.negation.export_files import page, save_tokenizer
 from clipmend.negation.export_graphs import MatrixGraph, PairsGraph, TextGraph
+from clipmend.negation.export_place import FACTS, INT8, KIND, MATRIX, PAIRS, TEXT, check_target, place
 from clipmend.negation.mended import Mended
 from clipmend.negation.pairs import minimal_pairs
 
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["INT8", "MATRIX", "PAIRS", "TEXT", "ExportReport", "export_onnx", "session"]
 
-TEXT, INT8, PAIRS, MATRIX = "text.onnx", "text.int8.onnx", "scores_pairs.onnx", "scores_matrix.onnx"
 TOLERANCE = 1e-4  # between an exported graph and PyTorch, of numbers of order one
-_FACTS, _PAGE = "export.json", "README.md"
-_KIND = "clipmend ONNX export"
+_PAGE = "README.md"
 _ONE_FILE = 2**31 - 2**27  # a protobuf holds 2 GiB; weights beyond go into a file beside it
 _BATCH = 32  # texts at a time when int8 is compared with float32
 
@@ -87,14 +86,14 @@ def export_onnx(
     if not sample:
         raise ValueError("there are no texts to compare by; leave texts= out for the built-in captions")
     target = Path(folder).absolute()  # "." has no name of its own
-    _check_target(target)
+    check_target(target)
     new = [above for above in target.parents if not above.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         beside.chmod(0o755)  # mkdtemp keeps others out
         facts = _write(patch, mended, tower, beside, strength, normalize, int8, sample)
-        _place(beside, target)
+        place(beside, target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         with suppress(OSError):  # one that holds something now stays, and so do those above it
@@ -139,7 +138,7 @@ def _write(
         parity["scores"] = _save_scores(scn, mended, strength, folder, sample)
     measured = _quantise(folder, tower, sample) if int8 else None
     facts: dict[str, Any] = {
-        "kind": _KIND,
+        "kind": KIND,
         "model": mended.encoder.name,
         "fingerprint": mended.fingerprint.to_dict(),
         "strength": strength,
@@ -157,9 +156,9 @@ def _write(
         "int8": measured,
         "versions": {"clipmend": clipmend.__version__, "torch": torch.__version__},
     }
-    facts["written"] = sorted({*(path.name for path in folder.iterdir()), _PAGE, _FACTS})
+    facts["written"] = sorted({*(path.name for path in folder.iterdir()), _PAGE, FACTS})
     (folder / _PAGE).write_text(page(facts), encoding="utf-8")
-    (folder / _FACTS).write_text(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / FACTS).write_text(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     return facts
 
 
@@ -186,46 +185,6 @@ def _tower_of(encoder: DualEncoder) -> TextTower:
     if tower.model.training:
         raise ValueError(f"{type(tower.model).__name__} is in training mode; call .eval() on it before exporting")
     return tower
-
-
-def _check_target(target: Path) -> None:
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file: give a folder for the export")
-    if target.is_dir() and any(target.iterdir()) and not _is_export(target):
-        raise ValueError(f"{target} is not empty and holds no export: give a new or empty folder")
-
-
-def _is_export(folder: Path) -> bool:
-    return _facts_of(folder).get("kind") == _KIND
-
-
-def _facts_of(folder: Path) -> dict[str, Any]:
-    """What an export's file says of it; nothing where there is none."""
-    try:
-        found = json.loads((folder / _FACTS).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _place(beside: Path, target: Path) -> None:
-    """Put finished files under their name: a new folder by one rename, an earlier export file by file, what else it holds kept."""
-    if target.is_dir() and not any(target.iterdir()) and target != Path.cwd():
-        with suppress(OSError):  # not every system renames onto an empty folder; a mounted one stays
-            target.rmdir()
-    if not target.is_dir():
-        os.replace(beside, target)
-        return
-    new = {path.name for path in beside.iterdir()}
-    graphs = {part for name in (TEXT, INT8, PAIRS, MATRIX) for part in (name, f"{name}.data")}
-    listed = _facts_of(target).get("written")
-    before = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
-    # Of the export before: another model's tokenizer beside this graph would look as if it belonged to it.
-    there = {path.name for path in target.iterdir() if path.is_file()}
-    for stale in ((graphs | before) & there) - new:
-        (target / stale).unlink()
-    for name in sorted(new, key=lambda name: name == _FACTS):  # the facts last: they say that it is whole
-        os.replace(beside / name, target / name)
 
 
 # ---- from PyTorch to ONNX -----------------------------------------------------------------------------------------------------
