@@ -117,6 +117,22 @@ def test_a_patch_without_a_score_correction_cannot_rerank(home: Path) -> None:
     assert "--rerank asks for a score correction, and this patch has none" in str(result.exception)
 
 
+def test_a_patch_of_another_model_says_which_is_whose(home: Path) -> None:
+    result = runner.invoke(app, ["search", str(home / "index"), "no dog", "--patch", "scenes"])
+    told = str(result.exception)
+    assert told.startswith(f"the patch scenes is of the model scenes, and the index {home / 'index'} of {home / 'clip'}: fit one")
+    assert "text_width" not in told
+
+
+def test_an_empty_query_is_refused_before_anything_is_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(clipmend, "load", refuse)
+    for command in (["search", str(home / "index"), " "], ["filter", "scenes", str(home / "photos"), "", "-o", "x.csv"]):
+        assert "query is empty" in str(runner.invoke(app, command).exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -326,17 +326,17 @@ def test_training_the_patch_further_leaves_the_attached_one_alone(own: SimpleNam
 def test_another_backbone_is_refused(own: SimpleNamespace) -> None:
     patch = patch_for(own.encoder)
     other = tiny.clip_model(own.tokenizer, seed=9)
-    with pytest.raises(ValueError, match=r"its text weights differ.*its image side differs.*force=True"):
+    with pytest.raises(ValueError, match=r"its text weights differ.*its image side differs.*allow_mismatch=True"):
         patch.attach(other, **own.options)
     assert attachment_of(other) is None
     with pytest.warns(UserWarning, match="its text weights differ"):
-        patch.attach(other, force=True, **own.options)
+        patch.attach(other, allow_mismatch=True, **own.options)
     assert attachment_of(other) is not None
     with pytest.raises(ValueError, match="its tokenizer differs"):
         patch.attach(own.model, tokenizer=tiny.clip_tokenizer(pad_token="!!"), processor=own.processor)
     s = siglip()
-    with pytest.raises(ValueError, match="40"):  # force does not help where sizes differ
-        patch.attach(s.model, force=True, **s.options)
+    with pytest.raises(ValueError, match="40"):  # which does not help where sizes differ
+        patch.attach(s.model, allow_mismatch=True, **s.options)
 
 
 def test_what_is_not_known_is_not_compared(own: SimpleNamespace, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_another_backbone_is_refused(bert_folder: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its text weights differ"):
         patch.attach(other)
     with pytest.warns(UserWarning, match="its text weights differ"):
-        patch.attach(other, force=True)
+        patch.attach(other, allow_mismatch=True)
 
 
 def test_unpadded_batches_are_refused(bert_folder: str) -> None:

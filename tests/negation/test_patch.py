@@ -331,11 +331,30 @@ class Half(RandomDualEncoder):
 def test_another_backbone_is_refused(encoder: RandomDualEncoder, patch: PeakPatch, part: str, words: str) -> None:
     other = Half(layers=6)
     other.own = Fingerprint(**{**encoder.fingerprint.to_dict(), part: "f" * 64})
-    with pytest.raises(ValueError, match=f"fitted on random.*{words}.*allow_mismatch"):
+    with pytest.raises(ValueError, match=f"called random too.*{words}.*allow_mismatch"):
         patch.apply(other)
     with pytest.warns(UserWarning, match=words):
         mended = patch.apply(other, allow_mismatch=True)
     assert torch.equal(mended.encode_texts(TEXTS), patch.apply(encoder).encode_texts(TEXTS))
+
+
+def test_equal_names_are_told_apart_by_what_differs(encoder: RandomDualEncoder, patch: PeakPatch) -> None:
+    other = Half(layers=6)
+    other.own = Fingerprint(**{**encoder.fingerprint.to_dict(), "tokenizer": "f" * 64})
+    assert other.name == patch.backbone
+    own = patch.fingerprint.tokenizer[:12]
+    with pytest.raises(
+        ValueError,
+        match=f"another encoder that was called random too: its tokenizer differs .*tokenizer {own} when .*, ffffffffffff now",
+    ) as refused:
+        patch.apply(other)
+    assert "is not the same encoder" not in str(refused.value)
+    assert "text weights" not in str(refused.value)
+
+
+def test_the_bundled_patch_is_named(patch: PeakPatch) -> None:
+    with pytest.raises(ValueError, match=r"fitted on random, and scenes is not the same encoder.*of scenes is bundled: 'scenes'"):
+        patch.apply(RandomDualEncoder(layers=6, seed=1, name="scenes"))
 
 
 def test_a_missing_image_side_is_not_another_one(encoder: RandomDualEncoder, patch: PeakPatch) -> None:
@@ -352,7 +371,8 @@ def test_changed_weights_are_another_backbone(patch: PeakPatch) -> None:
 
 
 def test_other_sizes_are_refused_even_with_allow_mismatch(patch: PeakPatch) -> None:
-    with pytest.raises(ValueError, match="text_width is 24 in the config but 32"):
+    told = r"fitted on random, and random is another encoder \(text_width is 24 in the config but 32"
+    with pytest.raises(ValueError, match=told):
         patch.apply(RandomDualEncoder(layers=6, width=32), allow_mismatch=True)
     with pytest.raises(ValueError, match="last text layer"):
         patch.apply(RandomDualEncoder(layers=8), allow_mismatch=True)

@@ -100,7 +100,7 @@ def test_fingerprint() -> None:
     with pytest.raises(ValueError, match="its text weights differ"):
         other.attach(model)
     with pytest.warns(UserWarning, match="its text weights differ"):
-        other.attach(model, force=True)
+        other.attach(model, allow_mismatch=True)
     with pytest.raises(ValueError, match="carries a patch already"):
         patch.attach(model)
 

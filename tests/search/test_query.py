@@ -130,5 +130,7 @@ def test_strange_queries_work(index: ImageIndex) -> None:
 
 def test_the_hint_is_for_negated_queries_without_a_patch() -> None:
     assert "--patch" in str(negation_hint("a street with no car", patched=False))
+    assert "the bundled patch mends that: --patch photos" in str(negation_hint("a street with no car", False, "photos"))
+    assert "bundled" not in str(negation_hint("a street with no car", False, "openai/clip-vit-base-patch32"))
     assert negation_hint("a street with no car", patched=True) is None
     assert negation_hint("a street with a car", patched=False) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clipmend.backbones import DualEncoder
 
 __all__ = [
@@ -25,17 +27,39 @@ MAX_PIXELS_HELP = "Skip images of more pixels than this; 0 for no limit."
 
 
 def load_encoder(
-    model: str, device: str | None, patch: str | None = None, strength: float = 1.0, gate: bool | None = None
+    model: str,
+    device: str | None,
+    patch: str | None = None,
+    strength: float = 1.0,
+    gate: bool | None = None,
+    *,
+    index: Path | None = None,
 ) -> tuple[DualEncoder, DualEncoder]:
-    """The encoder as it is, and with the patch (the same one where there is no patch)."""
+    """The encoder as it is, and with the patch (the same one where there is no patch).
+
+    ``index`` is what the model was named by, for the message where the patch is another model's.
+    """
     import clipmend
 
-    plain = clipmend.load(model, device=device)
     if patch is None:
+        plain = clipmend.load(model, device=device)
         return plain, plain
     from clipmend.negation import PeakPatch
+    from clipmend.negation.mismatch import MismatchError, ready_patch
 
-    return plain, PeakPatch.from_pretrained(patch).apply(plain, strength, gate)
+    opened = PeakPatch.from_pretrained(patch)  # before the model: a patch is read in no time
+    plain = clipmend.load(model, device=device)
+    try:
+        return plain, opened.apply(plain, strength, gate)
+    except MismatchError as error:
+        if index is None or plain.name == opened.backbone:
+            raise
+        ready = ready_patch(plain.name)
+        way = f"use --patch {ready}" if ready else f"fit one for {plain.name} (clipmend fit)"
+        raise MismatchError(
+            f"the patch {patch} is of the model {opened.backbone}, and the index {index} of {plain.name}: {way}, or make an index "
+            f"with {opened.backbone} (clipmend index)"
+        ) from error
 
 
 def refuse_without_patch(patch: str | None, **options: bool) -> None:

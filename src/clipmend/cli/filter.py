@@ -85,6 +85,8 @@ def filter_(
     from clipmend.search.query import negation_hint
     from clipmend.search.store import write_atomically
 
+    if not all(query.strip() for query in queries):  # before a model is loaded
+        raise ValueError("a query is empty; say what is to be kept")
     refuse_without_patch(patch, strength=strength != 1, gate=gate is not None, scn=scn)
     if labelled is None and (precision is not None or recall is not None or sure):
         raise ValueError("--precision, --recall and --sure need --labelled: only a labelled sample tells what a threshold gives")
@@ -96,7 +98,7 @@ def filter_(
     aim = Aim(precision, recall, sure) if labelled is not None else None
     labels = read_labels(labelled, queries) if labelled is not None else None
     images = open_collection(data, column=column, image_root=image_root)
-    _, encoder = load_encoder(model, device, patch, strength, gate)
+    plain, encoder = load_encoder(model, device, patch, strength, gate)
     if scn:
         check_corrects_scores(encoder, "--scn")
     result = filter_images(
@@ -127,7 +129,7 @@ def filter_(
             console.print(f"{query!r}:", markup=False)
             for line in describe(result.calibrations[number : number + 1]):
                 console.print(f"  {line}", markup=False)
-        hint = negation_hint(query, patch is not None)
+        hint = negation_hint(query, patch is not None, plain.name)
         if hint:
             console.print(f"hint: {hint}", markup=False)
     if result.kept is not None:

@@ -55,6 +55,8 @@ def search(
         raise ValueError(f"--sheet writes {', '.join(SHEET_SUFFIXES)} (got {sheet.name!r})")
     if sheet is None and columns is not None:
         raise ValueError("--columns belongs to --sheet FILE")
+    if not query.strip():  # before a model is loaded
+        raise ValueError("the query is empty; say what to look for")
     refuse_without_patch(patch, strength=strength != 1, gate=gate is not None, rerank=rerank > 0)
     from rich.console import Console
 
@@ -62,7 +64,7 @@ def search(
     from clipmend.search import search as find
 
     opened = ImageIndex.open(index)
-    plain, encoder = load_encoder(model or opened.backbone, device, patch, strength, gate)
+    plain, encoder = load_encoder(model or opened.backbone, device, patch, strength, gate, index=index)
     if rerank:
         check_corrects_scores(encoder, "--rerank")
     hits: list[Hit] | list[Change]
@@ -72,7 +74,7 @@ def search(
     else:
         comparison = compare(opened, plain, encoder, query, k, rerank=rerank)
         hits, left = comparison.found, comparison.left
-    hint = negation_hint(query, patched=patch is not None)
+    hint = negation_hint(query, patched=patch is not None, model=plain.name)
     if sheet is not None:
         _write_sheet(sheet, hits, query if patch is None else f"{query}  ·  patch {patch}", columns or 4)
     if as_json:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from clipmend.negation.attach_sites import Found, Site, find_site, host_of
 from clipmend.negation.attach_twin import Override, Record, Watch, resolve, twin_of
 from clipmend.negation.gate import has_negation
+from clipmend.negation.mismatch import MismatchError, check_sizes, mismatch_of
 from clipmend.negation.networks import EmbeddingCorrectionNetwork
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def attach(
     gate: bool | None = None,
     tokenizer: Any = None,
     processor: Any = None,
-    force: bool = False,
+    allow_mismatch: bool = False,
 ) -> Model:
     """See :meth:`PeakPatch.attach`."""
     host = host_of(model)
@@ -53,7 +53,7 @@ def attach(
         raise ValueError(f"a part of this {kind} carries a patch already; take it off that part with patch.detach(part)")
     if not (math.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength must be a number of at least 0, not {strength}")
-    host, found = checked_site(patch, model, tokenizer=tokenizer, processor=processor, force=force, stacklevel=4)
+    host, found = checked_site(patch, model, tokenizer=tokenizer, processor=processor, allow_mismatch=allow_mismatch, stacklevel=4)
     gated = patch.config.gate if gate is None else bool(gate)
     if gated and found.tokenizer is None:
         raise ValueError("the gate reads the texts, and the tokenizer of this model is not known; pass tokenizer=, or gate=False")
@@ -64,13 +64,13 @@ def attach(
 
 
 def checked_site(
-    patch: PeakPatch, model: Any, *, tokenizer: Any, processor: Any, force: bool, stacklevel: int = 3
+    patch: PeakPatch, model: Any, *, tokenizer: Any, processor: Any, allow_mismatch: bool, stacklevel: int = 3
 ) -> tuple[nn.Module, Found]:
     """Where ``patch`` goes on ``model``, after every check; arguments and errors as for :meth:`PeakPatch.attach`."""
     host = host_of(model)
     kind = type(host).__name__
     found = find_site(model, host, tokenizer, processor)
-    patch.config.resolved(found.encoder)
+    check_sizes(patch, found.encoder)
     for name in found.site.methods:
         if name in vars(host):
             raise ValueError(
@@ -78,12 +78,11 @@ def checked_site(
             )
     # What is not known of the model (its tokenizer, its image side) cannot differ.
     known = found.fingerprint if found.fingerprint.tokenizer else replace(found.fingerprint, tokenizer=patch.fingerprint.tokenizer)
-    measured: Any = SimpleNamespace(name=found.encoder.name, fingerprint=known)
-    mismatch = patch._mismatch(measured)
-    if mismatch and not force:
+    mismatch = mismatch_of(patch, found.encoder.name, known)
+    if mismatch and not allow_mismatch:
         half = next(host.parameters()).dtype not in (torch.float32, torch.float64)
         hint = " A model in half precision has other weights than it had in float32: attach first, then cast it." if half else ""
-        raise ValueError(f"{mismatch}{hint} Fit a patch for this model, or pass force=True to try it regardless.")
+        raise MismatchError(f"{mismatch}{hint} Fit a patch for this model, or pass allow_mismatch=True to try it regardless.")
     if mismatch:
         warnings.warn(mismatch, stacklevel=stacklevel)
     return host, found

@@ -21,6 +21,7 @@ from clipmend.negation.card import model_card
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.files import locate_patch, read_patch, write_patch
 from clipmend.negation.mended import Mended
+from clipmend.negation.mismatch import MismatchError, check_sizes, mismatch_of, remedy
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
 
 if TYPE_CHECKING:
@@ -133,10 +134,10 @@ class PeakPatch:
             raise ValueError("this encoder already carries a patch: apply the other one to mended.encoder")
         if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength must be a number of at least 0, not {strength}")
-        self.config.resolved(encoder)
-        mismatch = self._mismatch(encoder)
+        check_sizes(self, encoder)
+        mismatch = mismatch_of(self, encoder.name, encoder.fingerprint)
         if mismatch and not allow_mismatch:
-            raise ValueError(mismatch + " Fit a patch for this encoder (in Python, allow_mismatch=True tries it regardless).")
+            raise MismatchError(f"{mismatch} {remedy(encoder)} (In Python, allow_mismatch=True tries this one regardless.)")
         if mismatch:
             warnings.warn(mismatch, stacklevel=2)
         return Mended(encoder, self, strength, self.config.gate if gate is None else gate)
@@ -149,7 +150,7 @@ class PeakPatch:
         gate: bool | None = None,
         tokenizer: Any = None,
         processor: Any = None,
-        force: bool = False,
+        allow_mismatch: bool = False,
     ) -> Model:
         """Put the patch on a live model, for code that knows nothing of this library.
 
@@ -172,7 +173,7 @@ class PeakPatch:
                 cannot do without.
             processor: a transformers model's processor or image processor, or open_clip's evaluation transform, to check the image
                 side by; for open_clip only where the patch was fitted on a model that was loaded with ``preprocess=``.
-            force: warn instead of refusing a model with another fingerprint; sizes and layers must fit all the same.
+            allow_mismatch: warn instead of refusing a model with another fingerprint; sizes and layers must fit all the same.
 
         Returns:
             the model itself.
@@ -188,7 +189,8 @@ class PeakPatch:
         """
         from clipmend.negation.attach import attach
 
-        return attach(self, model, strength=strength, gate=gate, tokenizer=tokenizer, processor=processor, force=force)
+        options: dict[str, Any] = {"tokenizer": tokenizer, "processor": processor, "allow_mismatch": allow_mismatch}
+        return attach(self, model, strength=strength, gate=gate, **options)
 
     @staticmethod
     def detach(model: Model) -> Model:
@@ -257,20 +259,6 @@ class PeakPatch:
 
         options: dict[str, Any] = {"normalize": normalize, "int8": int8, "texts": texts, "allow_mismatch": allow_mismatch}
         return export_onnx(self, encoder, folder, strength=strength, **options)
-
-    def _mismatch(self, encoder: DualEncoder) -> str:
-        """What about ``encoder`` is not what the patch was fitted on; ``""`` if it fits."""
-        own, other = self.fingerprint, encoder.fingerprint
-        reasons = []
-        if own.text and own.text != other.text:
-            reasons.append("its text weights differ, so that its states mean something else")
-        if own.tokenizer and own.tokenizer != other.tokenizer:
-            reasons.append("its tokenizer differs")
-        if own.image and other.image and own.image != other.image:
-            reasons.append("its image side differs, and the corrected texts point to where the other one puts its images")
-        if not reasons:
-            return ""
-        return f"This patch was fitted on {self.backbone}, and {encoder.name} is not the same encoder: {'; '.join(reasons)}."
 
     # ---- keep -------------------------------------------------------------------------------------------------------------
 

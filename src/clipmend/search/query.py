@@ -135,15 +135,27 @@ def compare(
     return Comparison(query, [change(p) for p in orders[1][:k]], [change(p) for p in left])
 
 
-def negation_hint(query: str, patched: bool) -> str | None:
-    """A word of advice where a query denies something and no patch is there to hear it."""
+def negation_hint(query: str, patched: bool, model: str = "") -> str | None:
+    """A word of advice where a query denies something and no patch is there to hear it.
+
+    Args:
+        query: the query.
+        patched: whether a patch is there.
+        model: name of the encoder: where a patch of it is bundled, the advice names that one.
+    """
     if patched:
         return None
     from clipmend.negation.gate import has_negation
 
     if not has_negation(query):
         return None
-    return "this query says what must not be there, which encoders like this one mostly ignore; a patch mends that: --patch PATCH"
+    from clipmend.negation.mismatch import ready_patch
+
+    ready = ready_patch(model)
+    mends = "a patch mends that: --patch PATCH (clipmend fit makes one)"
+    if ready:
+        mends = f"the bundled patch mends that: --patch {ready}"
+    return f"this query says what must not be there, which encoders like this one mostly ignore; {mends}"
 
 
 def _second_opinion(index: ImageIndex, encoder: DualEncoder, candidates: np.ndarray, prepared: object) -> np.ndarray:
