@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint", "writing"]
 
 CHECKPOINT = "checkpoint.pt"
 """Name of the file in a working folder."""
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes weights to ``path``: a full disk is an ``OSError`` that names it, whatever the library makes of it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        raise OSError(f"{path} cannot be written; is the disk full? ({error})") from error
+
+
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state``, which holds the ``identity`` of its training; a failed write leaves the one before."""
+    """Write ``state``, which holds the ``identity`` of its training; a failed write leaves the one before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     part = path.with_suffix(".part")
     try:
-        torch.save(state, part)
+        with writing(path):
+            torch.save(state, part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -130,6 +130,7 @@ def finetune(
             markup=False,
         )
 
+    shown, out = display_path(out), Path(os.path.abspath(out))
     folder = work or out.with_name(f"{out.name}.work")
     done = train(
         model, pairs, chosen, directory=folder, device=device, workers=workers, progress=True,
@@ -138,11 +139,17 @@ def finetune(
     if not main:
         return
     done.command = shlex.join(["clipmend", *sys.argv[1:]])
-    done.save(out)
-    (out / METRICS).write_bytes((folder / METRICS).read_bytes())
-    if chosen.lens_every:
-        plot_lens(read_metrics(folder / METRICS), out / "lens.png", f"{chosen.recipe.name} on {pairs.name}")
-        seen = done.lens
+    seen = done.lens
+
+    def reports(place: Path) -> None:
+        (place / METRICS).write_bytes((folder / METRICS).read_bytes())
+        if seen:
+            plot_lens(read_metrics(folder / METRICS), place / "lens.png", f"{chosen.recipe.name} on {pairs.name}")
+
+    done.save(out, also=reports)
+    if chosen.lens_every and not seen:
+        console.print("note: the lens was asked for after its last step, and saw no batch", style="yellow")
+    if seen:
         console.print(
             f"lens: InfoNCE below 0.001 on {100 * seen.get('saturated', 0):.0f}% of {seen.get('batches', 0):.0f} batches, "
             f"its gradient exactly 0 on {100 * seen.get('zero_gradient', 0):.0f}%",
@@ -150,9 +157,7 @@ def finetune(
         )
     if work is None:
         _clear(folder)
-    console.print(
-        f"{display_path(out)}: kept the state of step {done.best_step:,} of {done.steps:,}, {done.seconds:.0f} s", markup=False
-    )
+    console.print(f"{shown}: kept the state of step {done.best_step:,} of {done.steps:,}, {done.seconds:.0f} s", markup=False)
     if done.best_step == 0 and done.steps:
         console.print(
             "note: that is the model before the training; no later state was better on the held-out images", style="yellow"

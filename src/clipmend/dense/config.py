@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from clipmend.dense.positions import KEEP
@@ -13,6 +14,15 @@ from clipmend.dense.recipes import RECIPES, Recipe, make_recipe
 __all__ = ["FinetuneConfig", "Precision"]
 
 Precision = Literal["no", "bf16", "fp16"]
+
+
+def _check_kind(name: str, kinds: list[str], value: Any) -> None:
+    """Whether a value is of the kind that its field is declared as; a configuration read from a file may hold anything."""
+    if value is None and "None" in kinds:
+        return
+    for kind, wanted, said in (("bool", bool, "true or false"), ("int", Integral, "a whole number"), ("float", Real, "a number")):
+        if kind in kinds and (not isinstance(value, wanted) or (kind != "bool" and isinstance(value, bool))):
+            raise ValueError(f"{name} is {value!r:.60}; it must be {said}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,15 @@ class FinetuneConfig:
             object.__setattr__(self, "recipe", make_recipe(self.recipe))
         if not isinstance(self.recipe, Recipe):
             raise ValueError(f"recipe is a {type(self.recipe).__name__}; give one of {', '.join(sorted(RECIPES))}, or a Recipe")
+        for f in fields(self):
+            _check_kind(f.name, str(f.type).split(" | "), getattr(self, f.name))
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ValueError(f"betas is {self.betas!r}; it must be two numbers")
         object.__setattr__(self, "betas", tuple(self.betas))
+        for beta in self.betas:
+            _check_kind("betas", ["float"], beta)
+            if not 0 <= beta < 1:
+                raise ValueError(f"betas is {self.betas!r}; either must be from 0 up to, but not, 1")
         for name in ("batch_size", "micro_batches", "accumulate", "validation_limit", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -90,9 +108,9 @@ class FinetuneConfig:
         for name in ("length", "steps", "validate_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1, or left out")
-        if not self.epochs > 0:
-            raise ValueError(f"epochs is {self.epochs}; it must be above 0")
-        for name in ("learning_rate", "weight_decay", "warmup", "grad_clip", "lens_every"):
+        if not 0 < self.epochs < float("inf"):
+            raise ValueError(f"epochs is {self.epochs}; it must be above 0, and finite")
+        for name in ("learning_rate", "weight_decay", "warmup", "grad_clip", "lens_every", "eps", "keep", "seed"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} is {value}; it must be 0 or more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -131,14 +131,21 @@ class FineTuned:
             "versions": {"clipmend": clipmend.__version__},
         }
 
-    def save(self, folder: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    def save(
+        self, folder: str | os.PathLike[str], overwrite: bool = False, *, also: Callable[[Path], object] | None = None
+    ) -> Path:
         """Write the model as an ordinary one of its own library, with a model card and :data:`RECORD`.
 
         transformers: ``from_pretrained(folder)`` of model, tokenizer and image processor; open_clip: ``local-dir:FOLDER``. Both at
         the length that it was trained with. It is written beside its place and renamed into it.
 
+        Args:
+            folder: new or empty.
+            overwrite: replace one that is not empty.
+            also: writes further files; called with the folder before it is put in place.
+
         Raises:
-            FileExistsError: the folder is not empty and ``overwrite`` is false.
+            FileExistsError: the folder is not empty and ``overwrite`` is false. OSError: it cannot be written.
         """
         target = Path(folder)
         with new_folder(target, overwrite) as work:
@@ -146,6 +153,8 @@ class FineTuned:
                 save_encoder(self.encoder, work)
             (work / RECORD).write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             (work / "README.md").write_text(self.card(), encoding="utf-8")
+            if also is not None:
+                also(work)
         return target
 
     def card(self) -> str:

@@ -51,7 +51,9 @@ class Pairs:
         self.image_of = np.asarray(self.image_of, np.int64)
         if not self.captions:
             raise ValueError(f"{self.name}: there is no image with a caption to train on")
-        _, self.caption_ids = np.unique(np.array(self.captions, dtype=object).astype(str), return_inverse=True)
+        # By a dictionary: an array of texts gives each the room of the longest, tens of gigabytes for a million captions.
+        known: dict[str, int] = {}
+        self.caption_ids = np.array([known.setdefault(caption, len(known)) for caption in self.captions], np.int64)
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -66,10 +68,12 @@ class Pairs:
         return image.open() if isinstance(image, Record) else open_image(image)
 
     def digest(self) -> str:
-        """SHA-256 of the captions, the names of their images and the parts of these: the same wherever the files lie."""
+        """SHA-256 of the captions, short ones too, the images' names and the parts of these: the same wherever the files lie."""
         digest = hashlib.sha256()
         for row, caption in enumerate(self.captions):
             digest.update(f"{self.image_ids[self.image_of[row]]}\0{caption}\n".encode("utf-8", "surrogatepass"))
+        for row, short in enumerate(self.short or ()):
+            digest.update(f"short {row}\0{short}\n".encode("utf-8", "surrogatepass"))
         for place, segments in enumerate(self.segments or ()):
             for part in segments:
                 line = f"{self.image_ids[place]}\0{part.box}\0{part.caption}\0{part.score}\n"
@@ -82,7 +86,7 @@ class Pairs:
         A caption of a held-out image that stands under another one too is held out with it, and so no text is in both.
 
         Raises:
-            ValueError: fewer than four images.
+            ValueError: fewer than four images, or none left whose captions are not held out.
         """
         count = len(self.images)
         if count < 4:
@@ -92,6 +96,11 @@ class Pairs:
         held[np.random.default_rng((seed, 0)).permutation(count)[: min(number, count // 2)]] = True
         valid = held[self.image_of]
         shared = np.isin(self.caption_ids, np.unique(self.caption_ids[valid])) & ~valid
+        if not (~valid & ~shared).any():
+            raise ValueError(
+                f"{self.name}: no pair is left to train on: {int(held.sum())} images are held out, and every other caption stands "
+                "under one of these too"
+            )
         return np.flatnonzero(~valid & ~shared), np.flatnonzero(valid)
 
 

@@ -11,6 +11,7 @@ from clipmend.backbones.open_clip import OpenClipEncoder
 from clipmend.backbones.positions import set_token_limit
 from clipmend.backbones.transformers_clip import TransformersEncoder
 from clipmend.backbones.weights import split_name
+from clipmend.checkpoint import writing
 
 __all__ = ["library_of", "save_encoder"]
 
@@ -41,12 +42,14 @@ def save_encoder(encoder: Any, folder: Path) -> None:
 
     Raises:
         ValueError: an encoder of another kind, or a live open_clip model whose architecture is not known by name.
+        OSError: it cannot be written.
     """
     if library_of(encoder) == "transformers":
         tokenizer = encoder.tower.tokens.tokenizer
         set_token_limit(tokenizer, int(encoder.model.text_model.config.max_position_embeddings))
-        for part in (encoder.model, tokenizer, encoder.image_processor):
-            part.save_pretrained(folder)
+        with writing(folder):
+            for part in (encoder.model, tokenizer, encoder.image_processor):
+                part.save_pretrained(folder)
         return
     _save_open_clip(encoder, folder)
 
@@ -74,4 +77,5 @@ def _save_open_clip(encoder: Any, folder: Path) -> None:
     described = {"model_cfg": config, "preprocess_cfg": preprocessing}
     (folder / "open_clip_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     state = {key: tensor.detach().contiguous() for key, tensor in model.state_dict().items()}
-    save_file(state, folder / "open_clip_model.safetensors", metadata={"format": "pt"})
+    with writing(folder):
+        save_file(state, folder / "open_clip_model.safetensors", metadata={"format": "pt"})

@@ -8,6 +8,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clipmend.checkpoint import writing
+
 __all__ = ["drop_other_bests", "load_best", "save_best"]
 
 
@@ -16,7 +18,8 @@ def save_best(folder: Path, weights: dict[str, Tensor], step: int) -> None:
     path = _best(folder, step)
     part = path.with_suffix(".part")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, part)
+        with writing(path):
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -73,9 +73,9 @@ def caption_geometry(
     """
     if batch_size < 2:
         raise ValueError(f"batch_size is {batch_size}; it takes two captions to compare")
-    _, ids = np.unique(np.array(list(captions), dtype=object).astype(str), return_inverse=True)
-    ids = ids.reshape(-1)
-    if len(captions) < 2 or len(np.unique(ids)) < 2:
+    known: dict[str, int] = {}
+    ids = np.array([known.setdefault(caption, len(known)) for caption in captions], np.int64)
+    if len(known) < 2:
         raise ValueError("there are no two different captions to compare")
     rng = np.random.default_rng(seed)
     chosen = np.arange(len(captions))

@@ -343,7 +343,7 @@ class _Run:
         config.recipe.finish(towers.model, prepared)
         self.encoder.model = towers.model.eval().requires_grad_(False)
         lens = {} if self.lens is None else self.lens.summary()
-        if lens and self.directory is not None and self.launch.is_main:  # of earlier lives too
+        if self.lens is not None and self.directory is not None and self.launch.is_main:  # of earlier lives too
             lens = summarise(entries_of(read_metrics(self.directory / METRICS)))
         return FineTuned(
             encoder=refreshed(self.encoder), config=config, history=state["history"], best_step=state["best_step"],

@@ -39,7 +39,7 @@ def _whole(value: Any, what: str) -> int:
         digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
     try:
-        number = operator.index(value.item() if isinstance(value, Tensor) else value)
+        number = operator.index(value.item() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{what} must be whole numbers or strings, not {value!r:.60}") from None
     if not -(2**63) <= number < 2**63:
