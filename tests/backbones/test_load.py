@@ -105,7 +105,10 @@ def test_other_image_text_models_are_refused(tmp_path: Path) -> None:
     ("name", "error", "message"),
     [
         ("", ValueError, "name is empty"),
-        (7, TypeError, "cannot load a int"),
+        (42, TypeError, r"cannot load 42 \(an int\): give a name, a folder or a live model"),
+        ([1.5], TypeError, r"cannot load \[1\.5\] \(a list\)"),
+        ("scense", OSError, "there is no model 'scense'; did you mean 'scenes'"),
+        ("Photo", OSError, "did you mean 'photos'"),
         ("./nowhere", OSError, r"no folder \./nowhere"),
         ("a/b/c", OSError, "no folder a/b/c"),
         (torch.nn.Linear(2, 2), ValueError, "Linear is a model of neither"),
@@ -142,9 +145,21 @@ def test_missing_parts_of_a_folder(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, where)
     for path in where.glob("*processor_config.json"):
         path.unlink()
-    with pytest.raises((OSError, ValueError)):
+    with pytest.raises(OSError, match=r"holds no image processor .*preprocessor_config\.json.*save_pretrained.*processor="):
         clipmend.load(where, device="cpu")
     assert clipmend.load(where, device="cpu", processor=tiny.clip_processor()).embed_dim == 24
+
+
+def test_a_missing_tokenizer_is_named(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    where = tmp_path / "clip"
+    shutil.copytree(folder, where)
+    for path in where.iterdir():
+        if path.name not in ("config.json", "model.safetensors", "preprocessor_config.json"):
+            path.unlink()
+    with pytest.raises(OSError, match=r"holds no tokenizer .*tokenizer\.save_pretrained.*tokenizer="):
+        clipmend.load(where, device="cpu")
 
 
 def test_missing_weights_are_not_made_up(folder: Path, tmp_path: Path) -> None:
@@ -175,3 +190,16 @@ def test_open_clip_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(ImportError, match=r"clipmend\[open-clip\]"):
         clipmend.load("open_clip:ViT-B-32/openai")
+
+
+def test_a_live_model_beside_no_tokenizer_gets_none_made_up(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from transformers import AutoModel
+
+    where = tmp_path / "clip"
+    where.mkdir()
+    for name in ("config.json", "model.safetensors", "preprocessor_config.json"):
+        shutil.copy(folder / name, where)
+    with pytest.raises(ValueError, match=r"no tokenizer found for the live model .*pass tokenizer="):
+        clipmend.load(AutoModel.from_pretrained(where))

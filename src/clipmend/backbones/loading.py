@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.checkpoint import read_model
+from clipmend.backbones.companions import read_companion
 from clipmend.backbones.hub import hub_problem
 from clipmend.backbones.quiet import quiet_loading
 from clipmend.backbones.weights import split_name
@@ -83,7 +85,7 @@ def load(
         with quiet_loading():
             return _wrap(name, device, dtype, tokenizer, processor, preprocess)
     if not isinstance(name, (str, Path)):
-        raise TypeError(f"cannot load a {type(name).__name__}; {_FORMS}")
+        raise TypeError(f"cannot load {_shown(name)}: give a name, a folder or a live model; {_FORMS}")
     text = str(name)
     if not text.strip():
         raise ValueError(f"the model's name is empty; {_FORMS}")
@@ -112,6 +114,17 @@ def load(
             return load_open_clip(text.removeprefix("open_clip:"), where, precision, weights=weights)
         _refuse(text, preprocess=preprocess)
         return _pretrained(text, where, precision, tokenizer, processor, weights)
+
+
+def _shown(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{value!r:.60} ({'an' if kind[0].lower() in 'aeiou' else 'a'} {kind})"
+
+
+def nearest(name: str, names: tuple[str, ...]) -> str | None:
+    """The one of ``names`` that ``name`` is likely a misspelling of; ``None`` for none, and for anything with a slash."""
+    found = get_close_matches(name.strip().lower(), names, 1, 0.75)
+    return found[0] if found and "/" not in name else None
 
 
 def _refuse(name: str, **unused: Any) -> None:
@@ -164,6 +177,10 @@ def _pretrained(
         raise OSError(f"{name} is a file; give the folder that holds the model's config.json")
     elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise OSError(f"there is no folder {name}; {_FORMS}")
+    else:
+        meant = nearest(name, ("scenes", "photos", "minilm"))
+        if meant is not None:  # before the hub is asked for it
+            raise OSError(f"there is no model {name!r}; did you mean {meant!r}? ({_FORMS})")
     problem = hub_problem(name)
     local = bool(problem)  # without the hub, what the local cache holds will do; asking for each file would take half a minute each
     try:
@@ -194,7 +211,7 @@ def _pretrained(
         projected = architecture == "CLIPTextModelWithProjection"
         model = read_model(transformers.CLIPTextModelWithProjection if projected else AutoModel, name, local_files_only=local)
         if tokenizer is None:
-            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+            tokenizer = read_companion(AutoTokenizer, name, "tokenizer", local_files_only=local)
         return clip.text_only_clip(model, tokenizer, name).move(device, dtype)
     if getattr(config, "vision_config", None) is not None:
         raise ValueError(
@@ -263,7 +280,7 @@ def _companion(auto: Any, source: str, what: str, argument: str, local_files_onl
     if not source:
         raise ValueError(f"the live model does not say where it came from, so its {what} is not known; pass {argument}")
     try:
-        return auto.from_pretrained(source, local_files_only=local_files_only)
+        return read_companion(auto, source, what, local_files_only=local_files_only)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"no {what} found for the live model at {source!r}; pass {argument}") from error
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipmend.backbones.checkpoint import read_model
+from clipmend.backbones.companions import read_companion
 from clipmend.backbones.hub import known_absent
 from clipmend.backbones.text import TextOnlyEncoder
 from clipmend.backbones.tower import Pooling, TextTower
@@ -94,7 +95,7 @@ def load_text_encoder(
     kind = AutoModelForTextEncoding if getattr(config, "is_encoder_decoder", False) else AutoModel
     model = read_model(kind, name, local_files_only=local_files_only)
     if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
+        tokenizer = read_companion(AutoTokenizer, name, "tokenizer", local_files_only=local_files_only)
     return _build(model, tokenizer, read_recipe(name, local_files_only=local_files_only), name, device, dtype)
 
 

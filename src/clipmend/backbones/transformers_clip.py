@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipmend.backbones.checkpoint import read_model
+from clipmend.backbones.companions import read_companion
 from clipmend.backbones.fingerprint import digest_weights, named_weights
 from clipmend.backbones.strips import crop_of_processor
 from clipmend.backbones.text import TextAndImageEncoder, TextOnlyEncoder
@@ -128,13 +129,13 @@ def load_dual_encoder(
     tokenizer = tokenizer if tokenizer is not None else given_tokenizer
     if tokenizer is None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
+            tokenizer = read_companion(AutoTokenizer, name, "tokenizer", local_files_only=local_files_only)
         except ImportError as error:
             raise ImportError(
                 f"the tokenizer of {name} needs sentencepiece and protobuf; install them with: pip install 'clipmend[siglip]'"
             ) from error
     if image_processor is None:
-        image_processor = AutoImageProcessor.from_pretrained(name, local_files_only=local_files_only)
+        image_processor = read_companion(AutoImageProcessor, name, "image processor", local_files_only=local_files_only)
     if weights is None:
         model = read_model(AutoModel, name, local_files_only=local_files_only)
     else:

@@ -22,6 +22,7 @@ __all__ = [
     "PRESENCE_COLUMNS",
     "TEMPLATES",
     "caption_row",
+    "check_folder",
     "negation_data_from_folder",
     "parse_of",
     "table_text",
@@ -71,6 +72,7 @@ def negation_data_from_folder(folder: str | os.PathLike[str], subset: str = "sta
         FileNotFoundError, ValueError: a file is missing, a column or value is wrong; the message names file and line.
     """
     root = Path(folder)
+    check_folder(root)
     names, data = _annotated(root) if (root / "presence.csv").is_file() and not (root / "scenes.jsonl").is_file() else _drawn(root)
     position = {name: k for k, name in enumerate(names)}
     captions = [_caption(row, place, position) for place, row in _rows(root / "captions.csv", CAPTION_COLUMNS)]
@@ -82,6 +84,19 @@ def negation_data_from_folder(folder: str | os.PathLike[str], subset: str = "sta
             if row["subset"] == subset:
                 questions.append(_question(row, place, position, captions, known))
     return NegationData(captions=captions, questions=questions, name=root.name or str(root), **data)
+
+
+def check_folder(root: Path) -> None:
+    """Refuse what is no folder, before any of its files is called missing.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: nothing there, or a file.
+    """
+    made = "a folder made by `clipmend scenes` or `clipmend data negate` is wanted"
+    if root.is_file():
+        raise NotADirectoryError(f"{root} is a file; {made}, which says what is true of each image")
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder; {made}")
 
 
 def _drawn(root: Path) -> tuple[list[str], dict[str, Any]]:

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from clipmend.data.folder import check_folder
 from clipmend.data.scenes.wordings import RESERVED_WORDINGS
 
 __all__ = ["check_for_fit"]
@@ -34,6 +35,7 @@ def check_for_fit(folder: str | os.PathLike[str], objective: str, *, allow_reser
             the truthful objective: their wrong options are true of the image. Also a ``data.json`` that is none.
     """
     root = Path(folder)
+    check_folder(root)
     notes = []
     reserved = _reserved_captions(root / "captions.csv")
     if reserved:

@@ -79,6 +79,10 @@ def open_table(
 
 
 def _rows(path: Path, required: Sequence[str], delimiter: str, on_bad: OnBad | None) -> Iterator[list[str] | Row]:
+    if path.is_dir():
+        there = sorted(p.name for p in path.iterdir() if p.suffix.lower() in (".csv", ".tsv"))
+        which = f"one of its tables ({', '.join(there[:8])}{', ...' if len(there) > 8 else ''})" if there else "a table (CSV)"
+        raise IsADirectoryError(f"{path} is a folder; give {which}")
     count = 0
     line = 0
     csv.field_size_limit(max(csv.field_size_limit(), FIELD_LIMIT))  # one limit for the process, only ever raised

@@ -89,10 +89,18 @@ def read_folder(folder: str | Path) -> EvaluationData:
     that are not there are left out; ``presence.csv`` (``image, present``) may stand in for ``scenes.jsonl``.
 
     Raises:
-        FileNotFoundError: none of the tables is there.
+        FileNotFoundError: no such folder, or none of the tables is there.
+        NotADirectoryError: a file.
         ValueError: a broken table (file and line are named).
     """
     root = Path(folder)
+    if root.is_file():
+        raise NotADirectoryError(
+            f"{root} is a file; give the folder of tables that it is in ({root.parent}), or have that table alone evaluated "
+            "(clipmend evaluate choice, retrieval or exclusion)"
+        )
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder; make one with: clipmend scenes {root}")
 
     def there(name: str) -> Path | None:
         return root / name if (root / name).is_file() else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipmend.backbones.base import DualEncoder, Fingerprint
+from clipmend.backbones.companions import read_companion
 from clipmend.backbones.quiet import quiet_loading
 from clipmend.backbones.text import TextOnlyEncoder
 from clipmend.backbones.tower import Pooling, TextTower
@@ -242,7 +243,8 @@ def _companion(auto: str, model: Any, given: Any) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, auto).from_pretrained(source, local_files_only=True)
+        what = "tokenizer" if auto == "AutoTokenizer" else "image processor"
+        return read_companion(getattr(transformers, auto), source, what, local_files_only=True)
     except (OSError, ValueError, ImportError):
         return None
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ def locate_patch(name: str | os.PathLike[str], *, revision: str | None = None, t
         raise ValueError(f"{text} is a file: give the folder of the patch")
     if not _HUB_ID.fullmatch(text):
         bundled = ", ".join(BUNDLED)
-        raise ValueError(f"no patch called {text!r}: it is neither bundled ({bundled}), nor a folder, nor a hub id (owner/name)")
+        meant = get_close_matches(text.strip().lower(), BUNDLED, 1, 0.75)
+        mean = f" (did you mean {meant[0]!r}?)" if meant else ""
+        raise ValueError(f"no patch called {text!r}{mean}: neither bundled ({bundled}), nor a folder, nor a hub id (owner/name)")
     import huggingface_hub
 
     problem = hub_problem(text)  # without the hub, what the local cache holds will do

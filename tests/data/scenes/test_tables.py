@@ -206,7 +206,7 @@ def test_missing_files_are_named(copy, tmp_path):
     (copy / "images" / "000002.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"line 3: the image .*000002\.png is missing"):
         read_scenes(copy)
-    with pytest.raises(FileNotFoundError, match=r"no scenes\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such folder"):
         read_scenes(tmp_path / "nowhere")
     (copy / "captions.csv").unlink()
     with pytest.raises(FileNotFoundError):

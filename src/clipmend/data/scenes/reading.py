@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from clipmend.data.folder import negation_data_from_folder, table_text
+from clipmend.data.folder import check_folder, negation_data_from_folder, table_text
 from clipmend.data.scenes.draw import Scene
 
 __all__ = ["negation_data_from_folder", "read_scenes"]
@@ -21,6 +21,7 @@ def read_scenes(folder: str | os.PathLike[str]) -> tuple[list[Scene], list[Path]
         ValueError: a line is no scene, or an image is named twice.
     """
     root = Path(folder)
+    check_folder(root)
     table = root / "scenes.jsonl"
     if not table.is_file():
         raise FileNotFoundError(
