@@ -78,10 +78,11 @@ def register(app: typer.Typer) -> None:
     group.command(name="retrieval", epilog=RETRIEVAL)(retrieval)
     group.command(name="exclusion", epilog=EXCLUSION)(exclusion)
     group.command(name="all", epilog=ALL)(everything)
-    from clipmend.cli import evaluate_costs, evaluate_dense
+    from clipmend.cli import evaluate_costs, evaluate_dense, evaluate_positions
 
     evaluate_costs.add_commands(group)
     evaluate_dense.add_commands(group)
+    evaluate_positions.add_commands(group)
     app.add_typer(group, name="evaluate")
 
 
@@ -338,8 +339,8 @@ def _missing(skip: bool) -> Any:
     return "skip" if skip else "error"
 
 
-def cut_offs(text: str) -> tuple[int, ...]:
-    """``"1,5,10"`` as numbers.
+def cut_offs(text: str, option: str = "--at") -> tuple[int, ...]:
+    """``"1,5,10"``, given as an option, as numbers.
 
     Raises:
         ValueError: something else, or a number below 1.
@@ -349,5 +350,5 @@ def cut_offs(text: str) -> tuple[int, ...]:
     except ValueError:
         ks = ()
     if not ks or min(ks) < 1:
-        raise ValueError(f"--at wants whole numbers of 1 or more, separated by commas, not {text!r}")
+        raise ValueError(f"{option} wants whole numbers of 1 or more, separated by commas, not {text!r}")
     return ks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipmend.data.dense import DenseData
     from clipmend.evaluation import DenseResult, Overlap
 
-__all__ = ["add_commands"]
+__all__ = ["Test", "add_commands", "read_test", "set_options"]
 
 DENSE = """Example:
 
@@ -108,11 +108,11 @@ def dense(
 
     console = Console(highlight=False)
     splits = _one_each(split, sets, "--split")
-    options = _options(reader_options(option), [*sets])
+    options = set_options(reader_options(option), [*sets])
     tests = []
     for number, name in enumerate(sets):
         given = _one_each(image_root, sets, "--image-root", spread=False)[number]
-        tests.append(_read(name, data[number], splits[number], given, skip_rows, skip_missing, options.get(name, {})))
+        tests.append(read_test(name, data[number], splits[number], given, skip_rows, skip_missing, options.get(name, {})))
     if twins is not None:
         from clipmend.evaluation.dense_overlap import read_twins
 
@@ -143,7 +143,7 @@ def dense(
 
 
 @dataclass
-class _Test:
+class Test:
     """A test set, and the digests of its images."""
 
     data: DenseData
@@ -189,7 +189,7 @@ def _one_each(values: list[Any] | None, sets: list[str], name: str, spread: bool
     return list(values)
 
 
-def _options(given: dict[str, Any], sets: list[str]) -> dict[str, dict[str, Any]]:
+def set_options(given: dict[str, Any], sets: list[str]) -> dict[str, dict[str, Any]]:
     """The options of each set.
 
     Raises:
@@ -205,9 +205,9 @@ def _options(given: dict[str, Any], sets: list[str]) -> dict[str, dict[str, Any]
     return {name: {option: value for option, value in given.items() if option in options} for name, options in takes.items()}
 
 
-def _read(
+def read_test(
     name: str, path: Path, split: str | None, image_root: Path | None, skip_rows: bool, skip_missing: bool, options: dict[str, Any]
-) -> _Test:
+) -> Test:
     from clipmend.data.dense import read_dense
 
     on_error: Any = "skip" if skip_rows else "raise"
@@ -216,7 +216,7 @@ def _read(
     if missing and not skip_missing:
         raise found.missing_error(missing)  # before any model is loaded
     with _bar("Reading the images for their digests", len(found.images)) as advance:
-        return _Test(found, found.digests(advance=advance))
+        return Test(found, found.digests(advance=advance))
 
 
 @contextmanager
@@ -259,7 +259,7 @@ def _load(name: str, device: str | None) -> Any:
     return clipmend.load(name, device=device)
 
 
-def _overlap(test: _Test, training: DenseData | None, train_ids: Path | None) -> Overlap | None:
+def _overlap(test: Test, training: DenseData | None, train_ids: Path | None) -> Overlap | None:
     if training is None and train_ids is None:
         return None
     from clipmend.evaluation.dense_overlap import find_overlap, read_ids
@@ -269,7 +269,7 @@ def _overlap(test: _Test, training: DenseData | None, train_ids: Path | None) ->
     return find_overlap(test.data, training, ids=ids, digests=test.digests, name=name)
 
 
-def _measure(encoder: Any, test: _Test, overlap: Overlap | None, settings: dict[str, Any]) -> DenseResult:
+def _measure(encoder: Any, test: Test, overlap: Overlap | None, settings: dict[str, Any]) -> DenseResult:
     from clipmend.evaluation import evaluate_dense
 
     return evaluate_dense(encoder, test.data, overlap=overlap, digests=test.digests, progress=True, **settings)
@@ -299,7 +299,7 @@ def _curve(
     names: list[str],
     epochs: Path,
     out: Path,
-    tests: list[_Test],
+    tests: list[Test],
     training: list[DenseData],
     train_ids: Path | None,
     settings: dict[str, Any],

@@ -69,6 +69,10 @@ _PUBLIC = {
     "dense_retrieval": "dense",
     "evaluate_dense": "dense",
     "find_overlap": "dense_overlap",
+    "PositionLens": "position_lens",
+    "plot_positions": "position_lens",
+    "position_changes": "caption_changes",
+    "evaluate_positions": "position_lens",
     "read_folder": "suite",
     "read_pairs": "suite",
 }
@@ -76,6 +80,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from clipmend.evaluation.accumulate import ChoiceAccumulator, ExclusionAccumulator, RankAccumulator
     from clipmend.evaluation.areas import auroc
+    from clipmend.evaluation.caption_changes import position_changes
     from clipmend.evaluation.choice import ChoiceItem, ChoiceResult, choice_items, evaluate_choice, read_choice
     from clipmend.evaluation.dense import DenseResult, dense_retrieval, evaluate_dense
     from clipmend.evaluation.dense_overlap import Overlap, find_overlap
@@ -90,6 +95,7 @@ if TYPE_CHECKING:
     from clipmend.evaluation.intervals import bootstrap_mean, paired_difference, wilson
     from clipmend.evaluation.judged import Judge, OracleJudge, RespectResult, evaluate_respect, load_judge
     from clipmend.evaluation.pairs import PairItem, PairsResult, evaluate_pairs, read_image_pairs
+    from clipmend.evaluation.position_lens import PositionLens, evaluate_positions, plot_positions
     from clipmend.evaluation.presence import Presence, read_presence
     from clipmend.evaluation.ranking import oracle_recall, ranks_both_ways, rerank_both_ways
     from clipmend.evaluation.results import Comparison, Measure, Result, compare, side_by_side
@@ -118,6 +124,7 @@ __all__ = [
     "Overlap",
     "PairItem",
     "PairsResult",
+    "PositionLens",
     "Presence",
     "PresenceResult",
     "QueryArithmetic",
@@ -139,6 +146,7 @@ __all__ = [
     "evaluate_dense",
     "evaluate_exclusion",
     "evaluate_pairs",
+    "evaluate_positions",
     "evaluate_respect",
     "evaluate_retrieval",
     "evaluate_rivals",
@@ -148,6 +156,8 @@ __all__ = [
     "load_judge",
     "oracle_recall",
     "paired_difference",
+    "plot_positions",
+    "position_changes",
     "presence_auroc",
     "ranks_both_ways",
     "read_choice",

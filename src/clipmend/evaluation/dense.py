@@ -6,8 +6,7 @@ float32, in blocks of rows (never images x captions at once), ties against the m
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,11 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipmend.backbones.base import DualEncoder, LongTextsWarning
+from clipmend.backbones.base import DualEncoder
 from clipmend.data.dense.collection import DenseData
+from clipmend.evaluation.dense_embed import embed_captions, embed_images, present
 from clipmend.evaluation.dense_overlap import Overlap
 from clipmend.evaluation.dense_twins import Share, leaders, twin_shares
-from clipmend.evaluation.embed import OnMissing, distinct
+from clipmend.evaluation.embed import OnMissing
 from clipmend.evaluation.intervals import bootstrap_mean, cluster_sums, wilson
 from clipmend.evaluation.ranking import ranks_both_ways
 from clipmend.evaluation.results import Measure, items_digest, model_names
@@ -151,7 +151,7 @@ def _measure(share: Share, level: float) -> Measure:
     elif hits.all() or not hits.any():  # no draw would differ, so that a bootstrap would be certain
         low, high = wilson(count if hits.all() else 0, count, level)
     else:
-        low, high = bootstrap_mean(hits, cluster, samples=500, level=level)
+        low, high = bootstrap_mean(hits, cluster, samples=500, level=level, share=True)
     return Measure(float(hits.mean()), len(hits), low, high)
 
 
@@ -295,33 +295,21 @@ def evaluate_dense(
         FileNotFoundError: images missing, unless they are skipped.
         ValueError: no image left, an image that cannot be read, or an embedding that is not finite (image or caption named).
     """
-    if on_missing not in ("error", "skip"):
-        raise ValueError(f"on_missing is 'error' or 'skip', not {on_missing!r}")
-    missing = data.missing()
+    given = len(data.images)
+    data, keep = present(data, on_missing)
     notes = list(data.notes)
-    if missing and on_missing == "error":
-        raise data.missing_error(missing)
-    if missing:
-        notes.append(f"{len(missing):,} of {len(data.images):,} images have no file: left out with their captions")
-        keep = sorted(set(range(len(data.images))) - set(missing))
+    if len(keep) < given:
         overlap = None if overlap is None else replace(overlap, seen=overlap.seen[keep])
         digests = None if digests is None else [digests[k] for k in keep]
-        data = data.without(missing)
-    if not data.captions:
-        raise ValueError(f"{data.name}: no image with a caption is left")
     if digests is None:
         digests = data.digests()
     gallery = data.gallery_digest(digests)
-    unique, text_of = distinct(data.captions)
-    embedded, truncated = _counting(lambda: encoder.encode_texts(unique, batch_size=text_batch_size, progress=progress))
-    pictures = encoder.encode_images(data.images, batch_size=batch_size, progress=progress)
-    _finite(pictures, "image", [str(path) for path in data.images])
-    rows = {int(text): row for row, text in reversed(list(enumerate(text_of.tolist())))}
-    _finite(embedded, "caption of", [data.where[rows[text]] for text in range(len(unique))])
+    texts = embed_captions(encoder, data.captions, data.where, batch_size=text_batch_size, progress=progress)
+    pictures = embed_images(encoder, data, batch_size=batch_size, progress=progress)
     label, weights = model_names(encoder, model, pretrained)
     result = dense_retrieval(
         pictures,
-        embedded[torch.from_numpy(text_of)],
+        texts.vectors,
         data.image_of,
         ks=ks,
         seen=None if overlap is None else overlap.seen,
@@ -339,25 +327,5 @@ def evaluate_dense(
         notes.append(f"{same:,} images have the bytes of another one: they tie")
     result.notes[:0] = notes
     result.gallery, result.overlap, result.split = gallery, overlap, data.split
-    result.truncated, result.distinct, result.context_length = truncated, len(unique), encoder.context_length
+    result.truncated, result.distinct, result.context_length = texts.truncated, texts.distinct, encoder.context_length
     return result
-
-
-def _counting(encode: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What ``encode`` gives, and how many texts it cut; its other warnings are passed on."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        embedded = encode()
-    count = 0
-    for entry in caught:
-        if isinstance(entry.message, LongTextsWarning):
-            count += entry.message.count
-        else:
-            warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
-    return embedded, count
-
-
-def _finite(vectors: Tensor, what: str, names: Sequence[str]) -> None:
-    bad = (~torch.isfinite(vectors).all(-1)).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(f"the embedding of the {what} {names[bad[0]]} is not finite ({len(bad)} of {len(names)} are not)")
