@@ -70,3 +70,21 @@ def test_questions_in_shards(tmp_path: Path) -> None:
     assert {(r.answer, len(r.captions)) for r in records} == {(0, 4)}
     with pytest.raises(FileNotFoundError, match="no such file"):
         read(f"cc12m-negmcq:{tmp_path / 'none.csv'}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MCQ_HEADER.replace("correct_answer,", "answer,") + MCQ_ROWS, "column correct_answer or label is missing"),
+        (MCQ_HEADER + MCQ_ROWS.replace("0,No dog", "4,No dog"), r"mcq_1\.csv: line 3: correct_answer is 4"),
+        (MCQ_HEADER + MCQ_ROWS.replace("No dog is there", " "), r"mcq_1\.csv: line 3: caption_0 is empty"),
+        (MCQ_HEADER + MCQ_ROWS + "0,a,b\n", r"mcq_1\.csv: line 5: 3 fields where the header names 7"),
+        ("", r"mcq_1\.csv: the file is empty"),
+    ],
+)
+def test_broken_shards_of_questions(tmp_path: Path, text: str, message: str) -> None:
+    """The second of two shards is broken: file and line are those of the shard."""
+    write(tmp_path / "mcq_0.csv", MCQ_HEADER + MCQ_ROWS)
+    write(tmp_path / "mcq_1.csv", text)
+    with pytest.raises(ValueError, match=message):
+        list(read(f"cc12m-negmcq:{tmp_path}"))

@@ -87,6 +87,42 @@ def test_bad_rows(tmp_path: Path) -> None:
         read([1, 2])
 
 
+def _without_arrow(folder: Path) -> None:
+    next(folder.glob("*.arrow")).unlink()
+
+
+def _cut_arrow(folder: Path) -> None:
+    arrow = next(folder.glob("*.arrow"))
+    arrow.write_bytes(arrow.read_bytes()[:100])
+
+
+BROKEN = {
+    "no rows' file": (_without_arrow, FileNotFoundError, "arrow"),
+    "a cut rows' file": (_cut_arrow, ValueError, "damaged"),
+    "a cut state": (lambda folder: write(folder / "state.json", "{"), ValueError, "damaged"),
+    "no state": (lambda folder: (folder / "state.json").unlink(), FileNotFoundError, "neither a `Dataset` directory"),
+    "a description that is none": (lambda folder: write(folder / "dataset_info.json", "nope"), ValueError, "damaged"),
+    "nothing": (lambda folder: [path.unlink() for path in folder.iterdir()], OSError, "doesn't contain any data files|damaged"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_folders_are_named(tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_dict({"image": ["a.jpg", "b.jpg"], "caption": ["x", "y"]}).save_to_disk(folder)
+    assert len(list(read(f"hf:{folder}"))) == 2
+    breaks, kind, message = BROKEN[case]
+    breaks(folder)
+    with pytest.raises(kind, match=rf"^{folder}: .*({message})"):
+        list(read(f"hf:{folder}"))
+
+
+def test_a_broken_folder_of_data_files_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "train.parquet", "no parquet")
+    with pytest.raises(ValueError, match=r"set: (no data set|cannot be read|broken)"):
+        list(read(f"hf:{tmp_path / 'set'}", split="train"))
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r'pip install "clipmend\[datasets\]"'):

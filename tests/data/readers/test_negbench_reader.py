@@ -75,6 +75,39 @@ def test_binary_questions(tmp_path: Path, column: str) -> None:
     assert second.answer == 0
 
 
+BINARY = "image_path,caption_0,caption_1,correct_answer\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BINARY + "a.jpg,An effusion,No effusion,2\n", "line 2: correct_answer is 2"),
+        (BINARY + "a.jpg,An effusion,No effusion,yes\n", "line 2: correct_answer is 'yes'"),
+        (BINARY + "a.jpg,An effusion,,1\n", "line 2: caption_1 is empty"),
+        (BINARY.replace("caption_1", "caption_2") + "a.jpg,An effusion,No effusion,1\n", "without a gap"),
+    ],
+)
+def test_broken_binary_questions(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "chexpert_binary_mcq.csv", text)
+    with pytest.raises(ValueError, match=rf"chexpert_binary_mcq\.csv.*{message}"):
+        list(read(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("msr_vtt_mcq_rephrased_llama", MCQ_HEADER + MCQ_ROWS.replace("0,No dog", "7,No dog"), "line 3: correct_answer is 7"),
+        ("msr_vtt_retrieval", RETRIEVAL_HEADER + RETRIEVAL_ROWS.replace("['A table.']", "A table."), "line 3: captions"),
+        ("msr_vtt_retrieval", RETRIEVAL_HEADER.replace("captions", "caption") + RETRIEVAL_ROWS, "column captions is missing"),
+        ("msr_vtt_retrieval", RETRIEVAL_HEADER + "a,b\n", "line 2: 2 fields where the header names 5"),
+    ],
+)
+def test_broken_tables_of_videos(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = write(tmp_path / f"{name}.csv", text)
+    with pytest.raises(ValueError, match=rf"{name}\.csv.*{message}"):
+        list(read(path))
+
+
 def test_videos_and_the_synthetic_order(tmp_path: Path) -> None:
     video = write(tmp_path / "msr_vtt_mcq_rephrased_llama.csv", MCQ_HEADER + MCQ_ROWS)
     assert {r.media for r in read(video)} == {"video"}

@@ -47,16 +47,15 @@ def read_hf(
 
     Raises:
         ImportError: the package ``datasets`` is not installed (the extra is named).
-        ValueError: no such split or column; (while reading) naming the row: a cell missing or of another type.
+        FileNotFoundError: a saved folder lacks one of its files.
+        ValueError: a folder that cannot be read, no such split or column; (while reading) naming the row: a cell missing or of
+            another type.
     """
     library = _library()
     name = dataset if isinstance(dataset, str) else type(dataset).__name__
     if isinstance(dataset, (str, Path)):
         name = Path(dataset).name
-        if _saved(Path(dataset)):
-            dataset = library.load_from_disk(str(dataset))
-        else:
-            dataset = library.load_dataset(str(dataset), config, split=split, streaming=True)
+        dataset = _opened(library, str(dataset), config, split)
     if isinstance(dataset, dict):
         dataset = _split(dataset, split, str(name))
     if not isinstance(dataset, (library.Dataset, library.IterableDataset)):
@@ -92,6 +91,22 @@ def read_hf(
             raise ValueError(f"{name}: holds no rows")
 
     return Source(str(name), records, image_root=image_root, on_error=on_error)
+
+
+def _opened(library: Any, dataset: str, config: str | None, split: str | None) -> Any:
+    """What a folder or a name stands for; the library's own errors of broken folders say neither which nor what they are."""
+    saved = _saved(Path(dataset))
+    try:
+        if saved:
+            return library.load_from_disk(dataset)
+        return library.load_dataset(dataset, config, split=split, streaming=True)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{dataset}: {error}") from error
+    except Exception as error:  # Arrow's, a JSON decoder's, the library's
+        if not Path(dataset).exists():  # a name on the hub: told as it is
+            raise
+        what = "a folder that save_to_disk wrote, and damaged" if saved else "no data set that the package datasets can read"
+        raise ValueError(f"{dataset}: {what}: {' '.join(str(error).split())}") from error
 
 
 def _rows(dataset: Any, name: str, log: Log) -> Iterator[Any]:
