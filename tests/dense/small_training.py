@@ -10,6 +10,7 @@ from PIL import Image
 
 import clipmend
 from backbones import tiny
+from clipmend.data.dense.collection import Segment
 from clipmend.dense import FinetuneConfig, Pairs, make_recipe
 from clipmend.dense.pairs import as_pairs
 
@@ -39,6 +40,23 @@ def items(count: int = 24) -> list[tuple[Image.Image, str]]:
 
 def pairs(count: int = 24) -> Pairs:
     return as_pairs(items(count))
+
+
+def told_pairs(count: int = 24) -> Pairs:
+    """The same pictures with captions of one to five sentences, and of most the parts that sentences are about."""
+    found = as_pairs([(picture, _told(k)) for k, (picture, _) in enumerate(items(count))])
+    found.segments = []
+    for k, caption in enumerate(found.captions):
+        sentences = caption.split(". ")
+        boxes = [(2 * (k % 7), 0, 2 * (k % 7) + 14, 18), (10, 8, 30, 12 + k % 19)]
+        parts = [Segment("", sentence, box, 0.1 * k) for sentence, box in zip(sentences, boxes, strict=False)]
+        found.segments.append(tuple(parts[: 0 if k % 6 == 5 else 2]))
+    return found
+
+
+def _told(k: int) -> str:
+    told = [f"A {COLOURS[k % 12]} cat {k}", f"a {COLOURS[(5 * k + 3) % 12]} dog", f"no {COLOURS[(7 * k + 1) % 12]} car", "a photo"]
+    return ". ".join([*told[: 1 + k % 4], f"the dog {k}"]) + "."
 
 
 def config(recipe: str = "plain", fields: dict[str, Any] | None = None, **values: Any) -> FinetuneConfig:
