@@ -147,6 +147,10 @@ def test_dense_stats(model: str, photos: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "stats.json").read_text())
     assert f"cosine between captions: {found['mean']:.3f} on average" in said
     assert -1 <= found["mean"] < found["hardest"] < 1
+    invoke("dense-stats", photos, "--model", model, "-o", tmp_path / "new" / "stats.json", "--device", "cpu")
+    assert json.loads((tmp_path / "new" / "stats.json").read_text()) == found
+    result = runner.invoke(app, ["dense-stats", str(photos), "--model", model, "-o", str(tmp_path)])
+    assert isinstance(result.exception, IsADirectoryError)
 
 
 @pytest.mark.parametrize("command", ["finetune", "dense-stats"])

@@ -105,7 +105,8 @@ def test_segments_of_scikit_image(by: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"by": " "}, "by is empty"), ({"cells": 0}, "cells is 0"), ({"least": 0.9}, "least is 0.9 and most 0.8"),
+        ({"by": " "}, "by is empty"), ({"by": "gird"}, "by is 'gird'; say grid"), ({"by": "slic", "scale": 3}, "slic take no scale"),
+        ({"cells": 0}, "cells is 0"), ({"least": 0.9}, "least is 0.9 and most 0.8"),
         ({"scale": 3}, "the grid takes no scale"),
     ],
 )  # fmt: skip
@@ -294,3 +295,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert isinstance(done.exception, FileExistsError)
     wrong = CliRunner().invoke(app, [*arguments[:4], str(folder / "other.json"), *arguments[5:], "--set", "scale=3"])
     assert "the grid takes no scale" in str(wrong.exception)
+
+
+def test_an_option_of_another_kind_is_named() -> None:
+    pytest.importorskip("skimage")
+    with pytest.raises(ValueError, match="segments by skimage: scale=wide"):
+        make_segmenter("skimage", scale="wide")(picture())

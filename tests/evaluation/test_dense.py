@@ -348,3 +348,8 @@ def test_groups_of_twins_from_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             read_twins(made.write(file, text), data)
+
+
+def test_fractions_are_no_images() -> None:
+    with pytest.raises(ValueError, match="image_of must be whole numbers, not float64"):
+        dense_retrieval(np.eye(3), np.eye(3), [0.5, 1, 2])

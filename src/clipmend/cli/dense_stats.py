@@ -39,15 +39,16 @@ def dense_stats(
     The nearer to 1, the sooner InfoNCE is zero while near-twins stay confused. HN-CLIP's authors report .84 to .88 on average and
     .92 to .94 for the nearest, on sets of dense captions.
     """
-    import json
-
     from rich.console import Console
 
     import clipmend
     from clipmend.cli.data_check import reader_options
     from clipmend.dense.pairs import open_pairs
     from clipmend.dense.stats import caption_geometry
+    from clipmend.evaluation.results import write_json
 
+    if out is not None and out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder; -o wants a file")
     named: dict[str, Any] = {"image_root": image_root, **reader_options(option)}
     pairs = open_pairs(data, split=split, **{key: value for key, value in named.items() if value is not None})
     encoder = clipmend.load(model, device=device)
@@ -62,6 +63,4 @@ def dense_stats(
     share = 100 * found.truncated / found.captions
     console.print(f"cut at {found.length:,} tokens: {found.truncated:,} ({share:.1f}%); repeated: {found.repeated:,}", markup=False)
     if out is not None:
-        out.write_text(
-            json.dumps({"data": pairs.name, "model": encoder.name, **found.to_dict()}, indent=2) + "\n", encoding="utf-8"
-        )
+        write_json(out, {"data": pairs.name, "model": encoder.name, **found.to_dict()})

@@ -7,6 +7,7 @@ most like it. Nothing is labelled: the pairs are as good as the encoder that mat
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -112,6 +113,8 @@ def make_segmenter(
         return lambda image: grid_boxes(image.size, cells)
     if by in ("skimage", "slic"):
         return _by_skimage(by, least, most, size, options)
+    if "/" not in by and not os.path.isdir(by):
+        raise ValueError(f"by is {by!r}; say grid, skimage, slic, or a mask-generation model by its hub id or folder")
     return _by_model(by, least, most, device, options)
 
 
@@ -123,16 +126,24 @@ def _by_skimage(by: str, least: float, most: float, size: int, options: dict[str
             f"segments by {by} need scikit-image ({error}); install it with: pip install scikit-image, or take the grid (--by grid)"
         ) from error
 
+    takes = list(inspect.signature(felzenszwalb if by == "skimage" else slic).parameters)[1:]
+    unknown = sorted(set(options) - set(takes))
+    if unknown:
+        raise ValueError(f"segments by {by} take no {', '.join(unknown)}; they take {', '.join(takes)}")
+
     def boxes(image: Image.Image) -> list[Box]:
         small = image
         if min(image.size) > size:
             small = image.resize([max(1, round(side * size / min(image.size))) for side in image.size])
         pixels = np.asarray(small)
-        labels = (
-            felzenszwalb(pixels, **{"scale": 300.0, "sigma": 0.8, "min_size": max(1, int(least * pixels[..., 0].size)), **options})
-            if by == "skimage"
-            else slic(pixels, **{"n_segments": 16, "compactness": 10.0, "start_label": 0, **options})
-        )
+        try:
+            if by == "skimage":
+                smallest = max(1, int(least * pixels[..., 0].size))
+                labels = felzenszwalb(pixels, **{"scale": 300.0, "sigma": 0.8, "min_size": smallest, **options})
+            else:
+                labels = slic(pixels, **{"n_segments": 16, "compactness": 10.0, "start_label": 0, **options})
+        except TypeError as error:
+            raise ValueError(f"segments by {by}: {', '.join(f'{k}={v}' for k, v in options.items())}: {error}") from error
         found = mask_boxes((labels == k for k in np.unique(labels)), least, most)
         across, down = image.width / small.width, image.height / small.height
         scaled = (clip_box((x1 * across, y1 * down, x2 * across, y2 * down), image.size) for x1, y1, x2, y2 in found)

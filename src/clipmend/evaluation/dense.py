@@ -196,7 +196,10 @@ def dense_retrieval(
         raise ValueError(f"recall is taken at 1 or more, not at {tuple(ks)}")
     ks = tuple(dict.fromkeys(ks))
     pictures, captions = _unit(images, "images"), _unit(texts, "texts").to(_device(images))
-    owner = torch.arange(len(captions)) if image_of is None else torch.as_tensor(np.asarray(image_of, np.int64))
+    given = np.arange(len(captions)) if image_of is None else np.asarray(image_of)
+    if given.size and given.dtype.kind not in "iu":
+        raise ValueError(f"image_of must be whole numbers, not {given.dtype}")
+    owner = torch.as_tensor(given.astype(np.int64))
     if image_of is None and len(captions) != len(pictures):
         raise ValueError(f"{len(captions)} texts for {len(pictures)} images: give image_of, the image of each text")
     text_ranks, image_ranks = ranks_both_ways(captions, pictures, owner, block=block, tie_tolerance=tie_tolerance)
