@@ -105,7 +105,8 @@ def test_segments_of_scikit_image(by: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"by": " "}, "by is empty"), ({"by": "gird"}, "by is 'gird'; say grid"), ({"by": "slic", "scale": 3}, "slic take no scale"),
+        ({"by": " "}, "by is empty"), ({"by": "gird"}, "by is 'gird'; say grid"),
+        ({"by": "slic", "scale": 3}, "slic take no scale"),
         ({"cells": 0}, "cells is 0"), ({"least": 0.9}, "least is 0.9 and most 0.8"),
         ({"scale": 3}, "the grid takes no scale"),
     ],
