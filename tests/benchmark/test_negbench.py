@@ -225,7 +225,7 @@ def test_missing_and_broken_images(made: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(made, data)
     (data / "pictures" / "000003.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"1 of 9 images not found .* --image-root"):
+    with pytest.raises(FileNotFoundError, match=r"1 of 9 images .*not found under .*; try --image-root DIR"):
         run(data, tmp_path / "out", ["no model is loaded"], only=[COCO])
     (data / "pictures" / "000004.png").write_bytes(b"")
     with pytest.raises((ValueError, OSError), match=r"000004\.png"):

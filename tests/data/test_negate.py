@@ -218,7 +218,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, coco_folder: Path) -> None
     with pytest.raises(ValueError, match=r"v\.mp4 is a video"):
         collect(source_of(Record("v.mp4", present=frozenset("a"), media="video")))
     gone = Record("nowhere.jpg", present=frozenset({"dog"}), absent=frozenset({"cat"}), where="list: line 3")
-    with pytest.raises(ImageError, match=r"list: line 3: nowhere\.jpg: no such file"):
+    with pytest.raises(ImageError, match=r"list: line 3: nowhere\.jpg: not found under"):
         collect(source_of(gone))
     left = collect(source_of(gone, with_picture("a.jpg", {"dog"}, {"cat"})), on_missing="skip")
     assert (left.names, left.notes) == (["a.jpg"], ["1 images whose file is missing left out"])

@@ -65,7 +65,7 @@ def test_parse_is_read(tmp_path: Path) -> None:
     [
         ("", "the file is empty"),
         (HEADER + "\n", "no rows"),
-        (HEADER.replace("image_path", "img") + "\n" + ROW, "column image_path is missing"),
+        (HEADER.replace("image_path", "mine") + "\n" + ROW, "no column is called as images usually are"),
         (HEADER.replace("caption_2", "caption_1") + "\n" + ROW, "caption_1 appears twice"),
         (HEADER.replace("caption_2", "caption_7") + "\n" + ROW, "without a gap"),
         (HEADER + "\n" + ROW + ",more", "line 2: 8 fields where the header names 7"),
@@ -242,7 +242,7 @@ def test_missing_images(tmp_path: Path) -> None:
     encoder = LookupEncoder({"yes": [1, 0], "no": [0, 1]}, {"a.png": [1, 0], "b.png": [0, 1]})
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "b.png").write_bytes(b"x")
-    with pytest.raises(FileNotFoundError, match=r"1 of 2 images not found under .*: a.png"):
+    with pytest.raises(FileNotFoundError, match=r"1 of 2 images \(a\.png\) not found under .*; try --image-root DIR"):
         evaluate_choice(encoder, two_questions(), image_root=tmp_path)
     result = evaluate_choice(encoder, two_questions(), image_root=tmp_path, on_missing="skip")
     assert (len(result.correct), result.skipped) == (1, 1)

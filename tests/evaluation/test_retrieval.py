@@ -240,8 +240,8 @@ def test_reads_the_parse(tmp_path: Path) -> None:
     [
         ("", "the file is empty"),
         ("filepath,captions\n", "no rows"),
-        ("filepath,text\na,b\n", "column captions is missing"),
-        ("captions\n['a']\n", "column filepath is missing"),
+        ("filepath,words\na,b\n", "no column is called as captions usually are"),
+        ("captions\n['a']\n", "there are captions and no images"),
         ("filepath,captions\na.jpg,a cat\n", "line 2: captions is no list of texts"),
         ("filepath,captions\na.jpg,[1]\n", "line 2: captions is no list of texts"),
         ("filepath,captions\na.jpg,[]\n", "line 2: captions is empty"),
@@ -332,7 +332,7 @@ def test_captions_prepared_once_and_images_without_captions() -> None:
 def test_missing_images_take_their_captions_along() -> None:
     data, encoder, vectors = some_data(np.random.default_rng(0), images=6)
     named = {f"{i}.png": vectors[i] for i in range(6) if i != 2}
-    with pytest.raises(FileNotFoundError, match=r"1 of 6 images not found among the image embeddings: 2.png"):
+    with pytest.raises(FileNotFoundError, match=r"1 of 6 images \(2\.png\) not found among the image embeddings"):
         evaluate_retrieval(encoder, data, image_embeddings=named)
     truth = np.where(np.arange(6)[:, None] == data.image_of, 1, -1)
     result = evaluate_retrieval(encoder, data, image_embeddings=named, on_missing="skip", truth=truth, ks=(1,))

@@ -117,7 +117,8 @@ def test_everything_unusable_is_an_error(encoder: TextAndImageEncoder, tmp_path:
 def test_no_image_found_is_an_error_before_any_work(encoder: TextAndImageEncoder, tmp_path: Path) -> None:
     """A table read without its --image-root: captions alone are not what was asked for."""
     (tmp_path / "t.csv").write_text("image,caption\na.png,a dog\nb.png,no cat\n")
-    with pytest.raises(ValueError, match=r"none of 2 images can be used; the first: a.png: no such file .*--image-root"):
+    told = r"none of 2 images can be used; the first: a.png: not found under .*; try --image-root DIR"
+    with pytest.raises(ValueError, match=told):
         make_features(encoder, f"table:{tmp_path / 't.csv'}", tmp_path / "out", **MADE)
     assert not (tmp_path / "out").exists()
     report = make_features(encoder, f"table:{tmp_path / 't.csv'}", tmp_path / "out", images=False, **MADE)
@@ -393,7 +394,7 @@ def test_rows_that_cannot_be_used_are_all_named(encoder: TextAndImageEncoder, pi
     assert (report.images, report.captions, len(report.skipped)) == (1, 31, 31)
     features = Features.open(tmp_path / "out")
     assert features.owners.tolist() == [0] + [-1] * 30  # captions stay, without their image
-    assert sum("no such file" in skip.reason for skip in report.skipped) == 30
+    assert sum("not found under" in skip.reason for skip in report.skipped) == 30
     (row,) = [skip.reason for skip in report.skipped if not skip.image]
     assert row.startswith(f"{tmp_path / 't.csv'}: line 33: caption is empty")
 

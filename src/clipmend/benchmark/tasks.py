@@ -142,9 +142,10 @@ class Task:
         if not absent:
             return ""
         roots = ", ".join(map(str, self.roots))
+        named = f"{', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}"
         return (
-            f"{self.name}: {len(absent)} of {len(self.images)} images not found under {roots}: {', '.join(absent[:3])}"
-            f"{', ...' if len(absent) > 3 else ''}; give their folder with --image-root, or leave them out with --skip-missing"
+            f"{self.name}: {len(absent)} of {len(self.images)} images ({named}) not found under {roots}; try --image-root DIR, or "
+            "leave them out with --skip-missing"
         )
 
     def evaluate(self, encoder: DualEncoder, vectors: Mapping[str, Tensor], settings: Settings, names: Mapping[str, str]) -> Result:

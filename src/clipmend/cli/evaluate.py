@@ -45,6 +45,8 @@ Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Patch = Annotated[str | None, typer.Option("--patch", help=PATCH_HELP)]
 Data = Annotated[Path, typer.Option("--data", help="Table (CSV) to evaluate on.")]
 Root = Annotated[Path | None, typer.Option("--image-root", help="Folder that image names start from. Default: the table's own.")]
+ImageColumn = Annotated[str | None, typer.Option("--image-column", help="Column with the images, if not called as usual.")]
+CaptionColumn = Annotated[str | None, typer.Option("--caption-column", help="Column with the captions, if not called as usual.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write every number, with counts and intervals, to this file.")]
 Strength = Annotated[float, typer.Option("--strength", min=0.0, help="Multiplies the patch's correction; 0 is the backbone.")]
 Backbone = Annotated[
@@ -91,6 +93,7 @@ def choice(
     data: Data,
     patch: Patch = None,
     image_root: Root = None,
+    image_column: ImageColumn = None,
     json: Json = None,
     strength: Strength = 1.0,
     compare_backbone: Backbone = True,
@@ -104,7 +107,7 @@ def choice(
     refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, no_scn=not scn)
     from clipmend.evaluation import evaluate_choice, read_choice
 
-    items = read_choice(data)
+    items = read_choice(data, image_column=image_column)
 
     def measure(encoder: DualEncoder, **names: Any) -> Result:
         root = image_root or data.parent
@@ -127,6 +130,8 @@ def retrieval(
     data: Data,
     patch: Patch = None,
     image_root: Root = None,
+    image_column: ImageColumn = None,
+    caption_column: CaptionColumn = None,
     json: Json = None,
     strength: Strength = 1.0,
     compare_backbone: Backbone = True,
@@ -142,7 +147,7 @@ def retrieval(
     refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone, rerank=rerank > 0)
     from clipmend.evaluation import evaluate_retrieval, read_retrieval
 
-    tests = read_retrieval(data)
+    tests = read_retrieval(data, image_column=image_column, caption_column=caption_column)
 
     def measure(encoder: DualEncoder, **names: Any) -> Result:
         root = image_root or data.parent

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from clipmend.data.images import ImageError
+from clipmend.data.images import ImageError, not_found
 from clipmend.data.naming import Mentions, Names
 from clipmend.data.nouns import Noun
 from clipmend.data.readers.base import Record, Source
@@ -93,10 +93,7 @@ def collect(
             break
         if record.content is None and record.path(source.image_root) is None:
             if on_missing == "error":
-                root = source.image_root if source.image_root is not None else "the working directory"
-                raise ImageError(
-                    f"{record.where}: {record.image}", f"no such file under {root}; give the folder as image_root, or skip it"
-                )
+                raise ImageError(f"{record.where}: {record.image}", f"{not_found(source.image_root)}, or skip it")
             missing += 1
             continue
         kept[record.image] = record

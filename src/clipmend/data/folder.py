@@ -94,7 +94,7 @@ def check_folder(root: Path) -> None:
     """
     made = "a folder made by `clipmend scenes` or `clipmend data negate` is wanted"
     if root.is_file():
-        raise NotADirectoryError(f"{root} is a file; {made}, which says what is true of each image")
+        raise NotADirectoryError(f"{root} is a file; {made}, which says what each image shows; a fit without images is --text-only")
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; {made}")
 

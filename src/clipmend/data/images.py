@@ -41,6 +41,7 @@ __all__ = [
     "display_path",
     "find_image",
     "find_images",
+    "not_found",
     "open_image",
 ]
 
@@ -299,6 +300,12 @@ def find_image(name: str, root: Path) -> Path | None:
         if os.path.isfile(candidate):  # False too for what no file can be called, where Path's own method raises
             return candidate
     return None
+
+
+def not_found(root: str | os.PathLike[str] | None) -> str:
+    """What to say of an image without a file: where it was looked for, and the way out."""
+    where = "the working directory" if root is None else display_path(root)
+    return f"not found under {where}; try --image-root DIR (image_root= in Python)"
 
 
 def find_images(folder: str | os.PathLike[str], *, on_error: Callable[[Path, str], None] | None = None) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, display_path, open_image
+from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, display_path, not_found, open_image
 from clipmend.data.preflight_report import CHECKS, Finding, PreflightReport
 from clipmend.data.readers.base import Record, Source
 from clipmend.data.records import NegationData
@@ -93,6 +93,9 @@ def preflight(
             look.add(record, image)
             advance()
     look.finish()
+    missing = report.findings["images_missing"].count
+    if missing:
+        report.notes.append(f"{missing:,} images {not_found(image_root)}")
     if source is not None:
         log = source.log
         report.findings["rows_unusable"] = Finding(log.skipped - log.empty, log.problems[:examples])

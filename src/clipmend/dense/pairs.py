@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipmend.data.images import open_image
+from clipmend.data.images import not_found, open_image
 from clipmend.data.readers import read
 from clipmend.data.readers.base import Record, Source, recognise
 
@@ -231,10 +231,7 @@ def _from_records(name: str, records: Sequence[Record], root: Path | None, notes
         if record.image not in places:
             path = None if record.content is not None else record.path(root)
             if record.content is None and path is None:
-                raise FileNotFoundError(
-                    f"{record.where}: {record.image}: no such file under {root or 'the working directory'}; give the folder as "
-                    "image_root (--image-root)"
-                )
+                raise FileNotFoundError(f"{record.where}: {record.image} {not_found(root)}")
             places[record.image] = len(images)
             images.append(record if path is None else path)
         for text in texts:

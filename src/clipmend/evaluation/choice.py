@@ -77,7 +77,7 @@ class ChoiceItem:
         return tuple(forms)
 
 
-def read_choice(path: str | Path) -> Rows[ChoiceItem]:
+def read_choice(path: str | Path, *, image_column: str | None = None) -> Rows[ChoiceItem]:
     """Read a NegBench multiple-choice table.
 
     Args:
@@ -85,6 +85,7 @@ def read_choice(path: str | Path) -> Rows[ChoiceItem]:
             ``correct_answer, correct_answer_template, caption_0, caption_1, ...`` (two options or more);
             ``correct_answer_template`` is ``positive`` (or ``affirmative``), ``negative`` or ``hybrid``. The columns ``subset``
             and ``parse`` (JSON list with ``asserts`` and ``denies`` an option) are used where they are there; others are ignored.
+        image_column: column with the images, where it is called otherwise.
 
     Returns:
         The questions, with ``source`` and ``notes``; duplicate rows are kept, noted, and a :class:`TableWarning` is given.
@@ -94,7 +95,7 @@ def read_choice(path: str | Path) -> Rows[ChoiceItem]:
     """
     path = Path(path)
     header, rows = read_table(path, ("correct_answer", "correct_answer_template", "caption_0", "caption_1"))
-    image_column = image_column_of(path, header, ("image_path", "video_path", "filepath"))
+    image_column = image_column_of(path, header, ("image_path", "video_path", "filepath"), image_column)
     numbered = {name for name in header if name.startswith("caption_") and name.removeprefix("caption_").isdigit()}
     columns = [f"caption_{k}" for k in range(len(numbered))]
     if set(columns) != numbered:

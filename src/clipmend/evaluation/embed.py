@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder, PreparedTexts
-from clipmend.data.images import find_image
+from clipmend.data.images import find_image, not_found
 from clipmend.data.video import FRAMES, encode_videos, is_video
 
 __all__ = ["ImageEmbeddings", "OnMissing", "find_image", "image_vectors", "pair_scores", "prepared_texts"]
@@ -54,11 +54,11 @@ def image_vectors(
         root = Path(image_root) if image_root is not None else Path()
         found = [find_image(name, root) for name in names]
         kept = [i for i, path in enumerate(found) if path is not None]
-        _missing(names, kept, on_missing, f"under {root}; give the folder as image_root (--image-root)")
+        _missing(names, kept, on_missing, not_found(root))
         vectors = _encoded(encoder, [path for path in found if path is not None], batch_size, frames, progress)
     elif isinstance(image_embeddings, Mapping):
         kept = [i for i, name in enumerate(names) if name in image_embeddings]
-        _missing(names, kept, on_missing, "among the image embeddings")
+        _missing(names, kept, on_missing, "not found among the image embeddings")
         vectors = torch.stack([torch.as_tensor(image_embeddings[names[i]]) for i in kept])
     else:
         vectors = torch.as_tensor(image_embeddings)
@@ -138,7 +138,8 @@ def _missing(names: Sequence[str], kept: Sequence[int], on_missing: OnMissing, w
         return
     present = set(kept)
     absent = [name for i, name in enumerate(names) if i not in present]
-    message = f"{len(absent)} of {len(names)} images not found {where}: {', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}"
+    named = f"{', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}"
+    message = f"{len(absent)} of {len(names)} images ({named}) {where}"
     if on_missing == "error" or not kept:
         raise FileNotFoundError(message)
 

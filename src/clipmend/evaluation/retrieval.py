@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.data.readers.tabular import CAPTION_COLUMNS, choose_column
 from clipmend.data.records import Caption
 from clipmend.data.video import FRAMES
 from clipmend.evaluation.accumulate import RankAccumulator
@@ -58,13 +59,16 @@ class RetrievalData:
             raise ValueError(f"{where}: an image is listed twice in the gallery")
 
 
-def read_retrieval(path: str | Path) -> RetrievalData:
+def read_retrieval(path: str | Path, *, image_column: str | None = None, caption_column: str | None = None) -> RetrievalData:
     """Read a NegBench retrieval table.
 
     Args:
         path: CSV with ``filepath`` and ``captions`` (a Python or JSON list of texts, read as data and never run), or with
-            ``filepath`` and ``title`` or ``caption`` (one text a row, as open_clip writes it). The column ``parse`` (JSON list, one
-            object a caption) is used where it is there; others are ignored. Rows of one image are joined.
+            ``filepath`` and ``title`` or ``caption`` (one text a row, as open_clip writes it). Other usual names of such columns
+            (``image``, ``text``) will do. The column ``parse`` (JSON list, one object a caption) is used where it is there; others
+            are ignored. Rows of one image are joined.
+        image_column: column with the images, where it is called otherwise.
+        caption_column: column with the captions, likewise: a list where it is called ``captions``, else one text a row.
 
     Returns:
         The data. A caption repeated for one image is kept once and noted (it would compete with itself); a caption shared by
@@ -75,10 +79,8 @@ def read_retrieval(path: str | Path) -> RetrievalData:
     """
     path = Path(path)
     header, rows = read_table(path, ())
-    image_column = image_column_of(path, header, ("filepath", "video_path", "image_path"))
-    column = next((name for name in ("captions", "title", "caption") if name in header), None)
-    if column is None:
-        raise ValueError(f"{path}: column captions is missing; the file has {', '.join(header)}")
+    image_column = image_column_of(path, header, ("filepath", "video_path", "image_path"), image_column)
+    column = choose_column(str(path), header, caption_column, ("captions", "title", "caption", *CAPTION_COLUMNS), "caption")
     images: dict[str, int] = {}
     texts: list[str] = []
     image_of: list[int] = []

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clipmend.data.readers.tabular import IMAGE_COLUMNS, choose_column
 from clipmend.data.records import Caption
 from clipmend.data.tables import integer_field, json_lines, problem, read_table, template_field, text_field, texts_field
 
@@ -71,16 +72,13 @@ def _one_parse(path: Path, line: int, entry: Any, text: str) -> Caption:
     return Caption(text, -1, form, atoms["asserts"], atoms["denies"], wording, complete)
 
 
-def image_column_of(path: Path, header: Sequence[str], names: Sequence[str]) -> str:
-    """The first of ``names`` that is a column: tables of videos call it otherwise than tables of images.
+def image_column_of(path: Path, header: Sequence[str], names: Sequence[str], chosen: str | None = None) -> str:
+    """The column of the images: the one ``chosen``, else the first of ``names`` or of the usual names of any table.
 
     Raises:
-        ValueError: none is.
+        ValueError: there is none; what to do is said.
     """
-    for name in names:
-        if name in header:
-            return name
-    raise ValueError(f"{path}: column {names[0]} is missing; the file has {', '.join(header)}")
+    return choose_column(str(path), header, chosen, (*names, *IMAGE_COLUMNS), "image")
 
 
 def duplicates_note(path: Path, lines: Sequence[tuple[int, Any]], what: str) -> list[str]:

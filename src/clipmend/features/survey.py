@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clipmend.data.ahead import read_ahead
-from clipmend.data.images import find_image, find_images
+from clipmend.data.images import find_image, find_images, not_found
 from clipmend.data.readers import Log, Record, Source, read, recognise
 from clipmend.negation.image_features import content_digest
 
@@ -184,7 +184,7 @@ def survey(source: DataSource, *, workers: int | None = None) -> Survey:
             return place
         path = find_image(place.image, found.root or Path())
         if path is None:
-            return Skip(place.image, f"no such file under {found.root or 'the working directory'}; give the folder as --image-root")
+            return Skip(place.image, not_found(found.root))
         try:
             return Place(place.image, content_digest(path, row))
         except ValueError as error:

@@ -176,7 +176,7 @@ class DenseData:
         more = ", ..." if len(missing) > 3 else ""
         return FileNotFoundError(
             f"{self.name}: {len(missing):,} of {len(self.images):,} images have no file: {shown}{more}; "
-            "give their folder (--image-root), or leave them out (--skip-missing)"
+            "try --image-root DIR, or leave them out (--skip-missing)"
         )
 
 

@@ -12,10 +12,23 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, find_image, open_image
+from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, find_image, not_found, open_image
 from clipmend.data.tables import EmptyCaption
 
-__all__ = ["READERS", "Log", "OnError", "Reader", "Record", "Source", "files_of", "missing_extra", "read", "recognise", "register"]
+__all__ = [
+    "READERS",
+    "Log",
+    "OnError",
+    "Reader",
+    "Record",
+    "Source",
+    "beside",
+    "files_of",
+    "missing_extra",
+    "read",
+    "recognise",
+    "register",
+]
 
 OnError = Literal["raise", "skip"]
 
@@ -72,8 +85,7 @@ class Record:
                 raise ImageError(f"{self.where}: {self.image}", error.reason) from None
         path = self.path(image_root)
         if path is None:
-            root = image_root if image_root is not None else "the working directory"
-            raise ImageError(f"{self.where}: {self.image}", f"no such file under {root}; give the folder as image_root")
+            raise ImageError(f"{self.where}: {self.image}", not_found(image_root))
         return open_image(path, max_pixels=max_pixels)
 
     def shuffled(self, rng: random.Random) -> Record:
@@ -294,6 +306,12 @@ def _recognise(source: Any) -> str:
 def missing_extra(module: str, extra: str, what: str) -> ImportError:
     """The error for an optional package that is not installed."""
     return ImportError(f'{what} needs the package {module}: pip install "clipmend[{extra}]"')
+
+
+def beside(path: str | Path) -> Path:
+    """Where the images of a table are looked for unless a folder is named: where the table is (or the folder of tables itself)."""
+    path = Path(path)
+    return path if path.is_dir() else path.parent
 
 
 def files_of(path: Path, suffixes: Sequence[str], what: str) -> list[Path]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from clipmend.data.readers.base import Log, OnError, Record, Source, files_of, register
+from clipmend.data.readers.base import Log, OnError, Record, Source, beside, files_of, register
 from clipmend.data.readers.negbench import NegBenchTable, choice_rows, class_lists
 from clipmend.data.tables import caption_field, open_table, text_field, texts_field
 
@@ -51,7 +51,7 @@ def read_negcap(
         image_column: column with the image's path.
         caption_column: column with the original caption.
         negated_column: column with the list of negated captions; ``None`` for a flat table without one.
-        image_root: folder that image names start from.
+        image_root: folder that image names start from (default: the table's own).
         on_error: ``"raise"`` or ``"skip"`` for rows that cannot be used.
 
     Returns:
@@ -93,7 +93,7 @@ def read_negcap(
             if without and negated_column:
                 log.note(f"{shard.name}: {without:,} rows have no negated caption")
 
-    return Source(Path(path).stem, records, image_root=image_root, on_error=on_error)
+    return Source(Path(path).stem, records, image_root=beside(path) if image_root is None else image_root, on_error=on_error)
 
 
 @register("cc12m-negmcq", "CC12M-NegMCQ: CSV shards of four-way questions")
@@ -102,7 +102,7 @@ def read_negmcq(path: str | Path, *, image_root: str | Path | None = None, on_er
 
     Args:
         path: a CSV, or a folder of them.
-        image_root: folder that image names start from.
+        image_root: folder that image names start from (default: the table's own).
         on_error: ``"raise"`` or ``"skip"`` for rows that cannot be used.
 
     Raises:
@@ -121,4 +121,4 @@ def read_negmcq(path: str | Path, *, image_root: str | Path | None = None, on_er
             )
             yield from choice_rows(shard, header, rows, kind, log)
 
-    return Source(Path(path).stem, records, image_root=image_root, on_error=on_error)
+    return Source(Path(path).stem, records, image_root=beside(path) if image_root is None else image_root, on_error=on_error)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from clipmend.data.readers.base import Log, OnError, Record, Source, register
+from clipmend.data.readers.base import Log, OnError, Record, Source, beside, register
 from clipmend.data.tables import Row, caption_field, integer_field, open_table, problem, template_field, text_field, texts_field
 
 __all__ = ["TABLES", "NegBenchTable", "choice_record", "find_tables", "identify", "read_negbench", "retrieval_record"]
@@ -143,7 +143,7 @@ def read_negbench(path: str | Path, *, image_root: str | Path | None = None, on_
 
     Args:
         path: a table (a published name, or any with such columns), or a folder with published tables.
-        image_root: folder that image names start from (default: the working directory).
+        image_root: folder that image names start from (default: the table's own).
         on_error: ``"raise"`` or ``"skip"`` for rows that cannot be used.
 
     Returns:
@@ -163,7 +163,7 @@ def read_negbench(path: str | Path, *, image_root: str | Path | None = None, on_
         for table in tables:
             yield from _table(table, log)
 
-    return Source(path.stem or str(path), records, image_root=image_root, on_error=on_error)
+    return Source(path.stem or str(path), records, image_root=beside(path) if image_root is None else image_root, on_error=on_error)
 
 
 def _table(path: Path, log: Log) -> Iterator[Record]:

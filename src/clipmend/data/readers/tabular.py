@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipmend.data.readers.base import Log, OnError, Record, Source, missing_extra, register
+from clipmend.data.readers.base import Log, OnError, Record, Source, beside, missing_extra, register
 from clipmend.data.tables import EmptyCaption, is_text, json_lines, open_table, problem, texts_field
 
 __all__ = ["CAPTION_COLUMNS", "IMAGE_COLUMNS", "captions_of", "choose_column", "image_of", "read_table_of_captions"]
@@ -37,8 +37,13 @@ def choose_column(where: str, names: Sequence[str], chosen: str | None, usual: S
     for name in usual:
         if name in lower:
             return lower[name]
+    alone = what == "image" and not set(lower) - set(CAPTION_COLUMNS)
     raise ValueError(
-        f"{where}: no column is called as {what}s usually are; choose one of {', '.join(names)} as {what}_column (--{what}-column)"
+        f"{where}: there are captions and no images; captions alone are for `clipmend encode MODEL texts`, and a fit without "
+        "images is `clipmend fit MODEL --text-only`"
+        if alone
+        else f"{where}: no column is called as {what}s usually are; choose one of {', '.join(names)} as {what}_column "
+        f"(--{what}-column)"
     )
 
 
@@ -113,7 +118,7 @@ def read_table_of_captions(
         caption_column: column with the captions (default: ``caption``, ``text``, ``title``, ...).
         caption_lists: cells of a CSV or TSV are lists of captions (always so for a column called ``captions``).
         delimiter: what separates the fields of a CSV or TSV (default: a comma, a tab).
-        image_root: folder that image names start from (default: the working directory).
+        image_root: folder that image names start from (default: the table's own).
         on_error: ``"raise"`` or ``"skip"`` for rows that cannot be used.
 
     Raises:
@@ -145,7 +150,7 @@ def read_table_of_captions(
                 continue
             yield Record(name, texts, where=where, content=content)
 
-    return Source(path.stem, records, image_root=image_root, on_error=on_error)
+    return Source(path.stem, records, image_root=beside(path) if image_root is None else image_root, on_error=on_error)
 
 
 Cell = tuple[str, Any]
