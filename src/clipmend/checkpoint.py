@@ -10,10 +10,37 @@ from typing import Any
 
 import torch
 
-__all__ = ["CHECKPOINT", "load_checkpoint", "save_checkpoint", "writing"]
+__all__ = ["CHECKPOINT", "exclusive", "load_checkpoint", "save_checkpoint", "writing"]
 
 CHECKPOINT = "checkpoint.pt"
 """Name of the file in a working folder."""
+
+
+@contextmanager
+def exclusive(directory: Path | None) -> Iterator[None]:
+    """Hold a working folder (made if it is not there) for this process: two trainings in one would overwrite each other's states.
+
+    The lock goes with the process, however it ends. ``None`` holds nothing.
+
+    Raises:
+        ValueError: another process holds it.
+        OSError: the folder cannot be made or written to.
+    """
+    if directory is None:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"{directory} is in use by another training; wait for it, or choose another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -255,6 +255,12 @@ BROKEN: list[tuple[str, Callable[[Path], Path], Break, str]] = [
     (
         "goal",
         made.goal_training,
+        lambda p: entry_of(p, 0, lambda e: e["segment"][0]["bbox_coordinates"].update(x1=0.5)),
+        r"segment\[0\]: bbox_coordinates: x1 is 0.5, not a whole number",
+    ),
+    (
+        "goal",
+        made.goal_training,
         lambda p: entry_of(p, 0, lambda e: e["segment"][0].update(similarity_score="x")),
         r"segment\[0\]: similarity_score is 'x'",
     ),

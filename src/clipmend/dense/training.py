@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import training_bar
-from clipmend.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint
 from clipmend.dense.batches import Batch, Batches, Preparer
 from clipmend.dense.config import FinetuneConfig
 from clipmend.dense.finetuned import FineTuned, Truncated, refreshed
@@ -79,7 +79,7 @@ def finetune(
 
     Raises:
         ValueError: an encoder or data that cannot be trained on, a checkpoint of another training, or a loss that is not finite
-            (step and learning rate are named).
+            (step and learning rate are named); a folder that another training is using.
         ImportError: Accelerate (or what the recipe needs) is not installed.
         OSError: the model or an image cannot be read.
 
@@ -89,9 +89,14 @@ def finetune(
         done.save("clip-docci")
     """
     config = config or FinetuneConfig()
-    with launched(config, accelerator, device) as launch, torch.random.fork_rng(devices=[]):
+    folder = None if directory is None else Path(directory)
+    with (
+        launched(config, accelerator, device) as launch,
+        exclusive(folder if launch.is_main else None),
+        torch.random.fork_rng(devices=[]),
+    ):
         encoder = _encoder(model)
-        run = _Run(encoder, as_pairs(data), config, launch, None if directory is None else Path(directory), workers)
+        run = _Run(encoder, as_pairs(data), config, launch, folder, workers)
         return run.train(
             progress and launch.is_main, on_start if launch.is_main else None, on_validation if launch.is_main else None
         )

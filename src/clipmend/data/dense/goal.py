@@ -53,6 +53,14 @@ def goal_rows(path: Path, splits: tuple[str, ...], root: Path | None, log: Log) 
         yield DenseRow(name, text, where, locate(base, name), segments=segments, known_as=known)
 
 
+def _pixel(corners: Any, place: str, key: str) -> int:
+    """A whole number of pixels, which JSON may also write as ``12.0``."""
+    value = json_field(corners, place, key, (int, float))
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(f"{place}: {key} is {value!r}, not a whole number of pixels")
+    return int(value)
+
+
 def _segments(entry: dict[str, Any], where: str) -> tuple[Segment, ...]:
     found = []
     for number, part in enumerate(json_field(entry, where, "segment", list)):
@@ -65,7 +73,7 @@ def _segments(entry: dict[str, Any], where: str) -> tuple[Segment, ...]:
         box = None
         if part.get("bbox_coordinates") is not None:
             corners = part["bbox_coordinates"]
-            x1, y1, x2, y2 = (json_field(corners, f"{place}: bbox_coordinates", key, int) for key in ("x1", "y1", "x2", "y2"))
+            x1, y1, x2, y2 = (_pixel(corners, f"{place}: bbox_coordinates", key) for key in ("x1", "y1", "x2", "y2"))
             if not (0 <= x1 < x2 and 0 <= y1 < y2):
                 raise ValueError(f"{place}: bbox_coordinates {x1, y1, x2, y2} are no box")
             box = (x1, y1, x2, y2)
