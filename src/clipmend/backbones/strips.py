@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-__all__ = ["LONGEST", "CentralCrop", "Fit", "crop_of_processor", "crop_of_transform"]
+__all__ = ["LONGEST", "CentralCrop", "Fit", "crop_of_processor", "crop_of_transform", "entry_of_size", "pillow_filter"]
 
 _WARPED = 384  # from this size on, ConvNeXT's preprocessing warps an image to a square
 LONGEST = 8
@@ -91,7 +91,7 @@ class Fit:
 def crop_of_processor(processor: Any) -> CentralCrop | None:
     """The resizing and cropping of a transformers image processor; ``None`` where it is of another kind."""
     size, crop = getattr(processor, "size", None), getattr(processor, "crop_size", None)
-    edge, height, width = _entry(size, "shortest_edge"), _entry(crop, "height"), _entry(crop, "width")
+    edge, height, width = entry_of_size(size, "shortest_edge"), entry_of_size(crop, "height"), entry_of_size(crop, "width")
     share, crops = getattr(processor, "crop_pct", None), getattr(processor, "do_center_crop", False)
     if edge and type(processor).__name__.startswith("ConvNextImageProcessor"):  # ConvNeXT's and ResNet's crops while it resizes
         if crops or not share or edge >= _WARPED:
@@ -101,10 +101,10 @@ def crop_of_processor(processor: Any) -> CentralCrop | None:
         return None
     if edge and share:
         edge = int(edge / share)
-    if not (edge and height and width) or any(_entry(size, other) for other in ("longest_edge", "height", "width")):
+    if not (edge and height and width) or any(entry_of_size(size, other) for other in ("longest_edge", "height", "width")):
         return None
     chosen = getattr(processor, "resample", None)
-    resample = _filter(Image.Resampling.BILINEAR if chosen is None else chosen)
+    resample = pillow_filter(Image.Resampling.BILINEAR if chosen is None else chosen)
     if resample is None:
         return None
     torchvision = getattr(processor, "backend", "") == "torchvision" or type(processor).__name__.endswith("Fast")
@@ -118,7 +118,7 @@ def crop_of_transform(transform: Any) -> CentralCrop | Fit | None:
     if len(steps) < 2 or kinds[0] not in ("Resize", "ResizeKeepRatio"):
         return None
     resize, crop = steps
-    resample = _filter(resize.interpolation)
+    resample = pillow_filter(resize.interpolation)
     sizes, target = _pair(resize.size), _pair(getattr(crop, "size", None))
     if resample is None or sizes is None or target is None:
         return None
@@ -145,7 +145,7 @@ def _rounded_start(length: int, kept: int) -> int:
     return round((length - kept) / 2.0)
 
 
-def _entry(size: Any, key: str) -> int | None:
+def entry_of_size(size: Any, key: str) -> int | None:
     """An entry of a size that is a mapping, or an object with attributes, by the version of the library."""
     value = size.get(key) if isinstance(size, Mapping) else getattr(size, key, None)
     return int(value) if value else None
@@ -160,7 +160,7 @@ def _pair(size: Any) -> tuple[int, int] | None:
     return int(size[0]), int(size[-1])
 
 
-def _filter(chosen: Any) -> Image.Resampling | None:
+def pillow_filter(chosen: Any) -> Image.Resampling | None:
     """Pillow's filter of a number of Pillow's or an interpolation mode of torchvision's (which has Pillow's names)."""
     if isinstance(chosen, int):
         return Image.Resampling(chosen) if chosen in {int(known) for known in Image.Resampling} else None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clipmend.backbones.checkpoint import read_model
 from clipmend.backbones.companions import read_companion
 from clipmend.backbones.fingerprint import digest_weights, named_weights
+from clipmend.backbones.resizing import Resizing
 from clipmend.backbones.strips import crop_of_processor
 from clipmend.backbones.text import TextAndImageEncoder, TextOnlyEncoder
 from clipmend.backbones.tokens import HFTokens
@@ -63,18 +64,23 @@ class TransformersEncoder(TextAndImageEncoder):
         super().__init__(tower, name=name, logit_scale=float(model.logit_scale.detach().float().exp()))
         self.model = model
         self.image_processor = image_processor
+        self._resizing = Resizing(image_processor)
 
     def _encode_image_batch(self, images: list[Image]) -> Tensor:
-        crop = crop_of_processor(self.image_processor)
-        if crop is not None:
-            images = [crop(image) for image in images]
-        return self._embed_pixels(self.image_processor(images=images, return_tensors="pt")["pixel_values"])  # [B, 3, H, H]
+        ready = [self._resized(image) for image in images]
+        return self._embed_pixels(self.image_processor(images=ready, return_tensors="pt")["pixel_values"])  # [B, 3, H, H]
 
     def prepare_image(self, image: Image) -> Tensor:
         """``[3, H, H]`` pixels of one RGB image, by the checkpoint's own processor."""
-        crop = crop_of_processor(self.image_processor)
-        prepared = self.image_processor(images=[image if crop is None else crop(image)], return_tensors="pt")
+        prepared = self.image_processor(images=[self._resized(image)], return_tensors="pt")
         return prepared["pixel_values"][0]
+
+    def _resized(self, image: Image) -> Image:
+        """What the processor has little left to do of: strips cropped, others resized, to the pixels that it would make itself."""
+        crop = crop_of_processor(self.image_processor)
+        if self._resizing.processor is not self.image_processor:  # it was replaced
+            self._resizing = Resizing(self.image_processor)
+        return self._resizing(image if crop is None else crop(image))
 
     def _embed_pixels(self, pixels: Tensor) -> Tensor:
         features = self.model.get_image_features(pixel_values=pixels.to(self.device, self.tower.dtype))
