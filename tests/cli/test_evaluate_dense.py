@@ -61,6 +61,26 @@ def test_the_bundled_encoder_on_drawn_scenes(world: Path, tmp_path: Path) -> Non
     assert written["truncation"]["truncated"] is not None
 
 
+def test_a_mended_model_beside_its_backbone(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "dense.json"
+    one = ["--set", "scenes", "--data", world, "--at", "1,5"]
+    shown = run("scenes", "--patch", "scenes", *one, "--json", out, "--published")
+    assert "backbone" in shown
+    assert "mended" in shown
+    assert "24 distinct captions (0.0 %) cut at" in shown
+    assert "scenes + scenes" in shown  # in the table of models
+    written = json.loads(out.read_text())
+    first, second = written["first"]["metrics"], written["second"]["metrics"]
+    assert set(written["differences"]) == set(first) == set(second)
+    for name, difference in written["differences"].items():
+        assert difference == pytest.approx(second[name] - first[name], abs=1e-6)
+    assert written["second"]["pretrained"] == "scenes"
+    alone = run("scenes", "--patch", "scenes", *one, "--json", out, "--no-compare-backbone", "--strength", "0")
+    assert "backbone" not in alone
+    # Without its correction a mended model is the backbone, whose figures are known from above.
+    assert json.loads(out.read_text())["metrics"] == first
+
+
 class Named(LookupEncoder):
     """One axis an image; of a model called ``weak-N`` or ``epoch-N`` only the first N captions lie on their image's."""
 
@@ -229,6 +249,9 @@ def test_missing_images_and_bad_rows_stop_it_or_are_counted(sets: list[str]) -> 
         (["good", "--set", "docci", "--data", "docci", "--detail"], "--detail is for several models"),
         (["good", "--set", "docci", "--data", "docci", "--set", "table", "--data", "t.csv", "--twins", "x"], "about one set"),
         (["good", "--set", "docci", "--data", "nothing"], "no such file or folder"),
+        (["good", "bad", "--patch", "p", "--set", "docci", "--data", "docci"], "--patch mends one MODEL"),
+        (["good", "--epochs", "run", "--patch", "p", "--set", "docci", "--data", "docci"], "--patch mends one MODEL"),
+        (["good", "--strength", "2", "--set", "docci", "--data", "docci"], "--strength needs --patch"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str, sets: list[str]) -> None:

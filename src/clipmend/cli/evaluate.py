@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clipmend.backbones import DualEncoder
     from clipmend.evaluation import Result
 
-__all__ = ["cut_offs", "register", "run"]
+__all__ = ["cut_offs", "patch_label", "register", "run"]
 
 CHOICE = """Example:
 
@@ -268,7 +268,7 @@ def everything(
     if tuning is not None:
         results.update(evaluate_rivals(plain, tests, tuning, pairs, parse=parse, **options))  # type: ignore[arg-type]
     if patch is not None:
-        label = "+".join(filter(None, [weights, _patch_label(patch, strength)]))
+        label = "+".join(filter(None, [weights, patch_label(patch, strength)]))
         results["mended"] = evaluate(
             mended, tests, score_correction=scn, rerank=rerank, model=name, pretrained=label, progress=True, **options
         )
@@ -319,7 +319,7 @@ def run(
         result = measure(plain)
     else:
         name, weights = model_names(plain)
-        result = measure(mended, model=name, pretrained="+".join(filter(None, [weights, _patch_label(patch, strength)])))
+        result = measure(mended, model=name, pretrained="+".join(filter(None, [weights, patch_label(patch, strength)])))
     written: Any = result
     if patch is not None and compare_backbone:
         written = compare(measure(plain), result, seed=seed, over=over)
@@ -332,7 +332,8 @@ def run(
         console.print(f"written: {written.save(json)}", soft_wrap=True)
 
 
-def _patch_label(patch: str, strength: float) -> str:
+def patch_label(patch: str, strength: float) -> str:
+    """A patch's name in tables, with its strength where that is not 1."""
     return patch if strength == 1.0 else f"{patch} (strength {strength:g})"
 
 

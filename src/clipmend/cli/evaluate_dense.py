@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clipmend.cli.data_check import reader_options
-from clipmend.cli.encoders import MODEL_HELP
-from clipmend.cli.evaluate import Device, Json, cut_offs
+from clipmend.cli.encoders import MODEL_HELP, load_encoder, refuse_without_patch
+from clipmend.cli.evaluate import Backbone, Device, Json, Patch, Seed, Strength, cut_offs, patch_label
 
 if TYPE_CHECKING:
     from clipmend.data.dense import DenseData
-    from clipmend.evaluation import DenseResult, Overlap
+    from clipmend.evaluation import DenseResult, Overlap, Result
 
 __all__ = ["Test", "add_commands", "read_test", "set_options"]
 
@@ -29,6 +29,8 @@ clipmend evaluate dense scenes --set scenes --data scenes-test/ --json dense.jso
 clipmend evaluate dense my-longclip --set long-dci --data DCI/ --train-set dci --train-data DCI/ --published
 
 clipmend evaluate dense on-docci on-dci --set docci --data DOCCI/ --set dci --data DCI/ --trained docci --trained dci
+
+clipmend evaluate dense openai/clip-vit-base-patch32 --patch my-patch --set docci --data DOCCI/
 
 clipmend evaluate dense --epochs run/ --set docci --data DOCCI/
 """
@@ -78,6 +80,9 @@ def dense(
     twins: Annotated[
         Path | None, typer.Option("--twins", help="Groups of near-duplicate images: a line each, ids with tabs or commas between.")
     ] = None,
+    patch: Patch = None,
+    strength: Strength = 1.0,
+    compare_backbone: Backbone = True,
     at: Annotated[str, typer.Option("--at", help="Cut-offs of recall, separated by commas.")] = "1,5,10,25,50",
     published: Annotated[bool, typer.Option("--published", help="Printed rows about these sets beside, marked as such.")] = False,
     epochs: Annotated[
@@ -95,12 +100,16 @@ def dense(
         bool, typer.Option("--skip-rows", help="Leave out rows that cannot be used, counted, instead of stopping.")
     ] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images and texts a forward pass.")] = 32,
+    seed: Seed = 0,
     device: Device = None,
 ) -> None:
     """Dense captions: recall both ways, the part training has not seen, near-twins, truncation; several models on several sets."""
     ks = cut_offs(at)
     names = [*(models or []), *(more or [])]
     _check(names, sets, data, epochs, curve, twins, trained, detail, json)
+    refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone)
+    if patch is not None and (epochs is not None or len(names) != 1):
+        raise ValueError("--patch mends one MODEL; name that one, and leave out --epochs")
     from rich.console import Console
 
     from clipmend.data.dense import DENSE_SETS
@@ -126,6 +135,12 @@ def dense(
     }
     if epochs is not None:
         _curve(console, names, epochs, curve or epochs, tests, training, train_ids, settings, device)
+        return
+    if patch is not None:
+        overlaps = [_overlap(test, training[0] if training else None, train_ids) for test in tests]
+        rows = _mended(names[0], patch, strength, compare_backbone, tests, overlaps, settings, device)
+        trained = (trained or [training[0].name if training else ""]) * len(rows)
+        _show_mended(console, rows, trained, published, seed, json)
         return
     results = []
     for number, name in enumerate(names):
@@ -275,6 +290,53 @@ def _measure(encoder: Any, test: Test, overlap: Overlap | None, settings: dict[s
     return evaluate_dense(encoder, test.data, overlap=overlap, digests=test.digests, progress=True, **settings)
 
 
+def _mended(
+    name: str,
+    patch: str,
+    strength: float,
+    compare_backbone: bool,
+    tests: list[Test],
+    overlaps: list[Overlap | None],
+    settings: dict[str, Any],
+    device: str | None,
+) -> list[list[DenseResult]]:
+    """The results of the mended model, after those of the backbone if they are wanted."""
+    from clipmend.evaluation.results import model_names
+
+    plain, mended = load_encoder(name, device, patch, strength)
+    label, weights = model_names(plain)
+    encoders: list[tuple[Any, dict[str, Any]]] = [(plain, {})] if compare_backbone else []
+    encoders.append((mended, {"model": label, "pretrained": "+".join(filter(None, [weights, patch_label(patch, strength)]))}))
+    return [
+        [_measure(encoder, test, overlap, settings | names) for test, overlap in zip(tests, overlaps, strict=True)]
+        for encoder, names in encoders
+    ]
+
+
+def _show_mended(
+    console: Any, rows: list[list[DenseResult]], trained: list[str], published: bool, seed: int, json: Path | None
+) -> None:
+    """Backbone, mended model and their paired difference, a table a set; or the mended model alone."""
+    from clipmend.evaluation import compare
+    from clipmend.evaluation.dense_tables import cross_table, gallery_notes
+    from clipmend.evaluation.results import write_json
+
+    if len(rows) == 1:
+        _show(console, rows, trained, published, detail=False)
+        written = [result.to_dict() | _about(result, trained[0], published) for result in rows[0]]
+    else:
+        pairs = [compare(first, second, seed=seed) for first, second in zip(*rows, strict=True)]
+        for first, pair in zip(rows[0], pairs, strict=True):
+            console.print(pair.table())
+            console.print("\n".join(gallery_notes(first)), markup=False, soft_wrap=True)
+        if published or len(pairs) > 1:
+            shown = [rows[0], [replace(result, model=f"{result.model} + {result.pretrained}") for result in rows[1]]]
+            console.print(cross_table(shown, trained_on=trained, published=published))
+        written = [pair.to_dict() | _about(pair.second, trained[0], published) for pair in pairs]
+    if json is not None:
+        console.print(f"written: {write_json(json, written[0] if len(written) == 1 else written)}", soft_wrap=True)
+
+
 def _show(console: Any, results: list[list[DenseResult]], trained: list[str], published: bool, detail: bool) -> None:
     from clipmend.evaluation.dense_tables import cross_table
 
@@ -287,7 +349,7 @@ def _show(console: Any, results: list[list[DenseResult]], trained: list[str], pu
             console.print(cross_table(results, trained_on=trained, part="unseen_gallery"))
 
 
-def _about(result: DenseResult, trained: str, published: bool) -> dict[str, Any]:
+def _about(result: Result, trained: str, published: bool) -> dict[str, Any]:
     from clipmend.evaluation.dense_tables import published_dense
 
     about: dict[str, Any] = {"trained_on": trained} if trained else {}

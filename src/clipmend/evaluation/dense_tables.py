@@ -16,7 +16,7 @@ from clipmend.evaluation.results import Measure
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["PublishedDense", "cross_table", "published_dense", "result_table"]
+__all__ = ["PublishedDense", "cross_table", "gallery_notes", "published_dense", "result_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def result_table(result: DenseResult) -> Table:
         if twin is not None:
             shown = [_cell(twin, interval=True), *[""] * (len(ks) - 1)] if ks else []
             table.add_row(heading, *shown, "" if ks else _cell(twin, interval=True), f"{twin.count:,}")
-    table.caption = escape("\n".join(_notes(result)))
+    table.caption = escape("\n".join(gallery_notes(result) + result.notes))
     return table
 
 
@@ -105,7 +105,8 @@ def _cell(measure: Measure | None, interval: bool = False) -> str:
     return f"{measure.show()} ({measure.show(measure.low)}-{measure.show(measure.high)})"
 
 
-def _notes(result: DenseResult) -> list[str]:
+def gallery_notes(result: DenseResult) -> list[str]:
+    """What a result was measured on, in lines: the gallery, captions that were cut, what training has seen."""
     notes = [f"gallery of {len(result.image_ranks):,} images and {len(result.text_ranks):,} captions"]
     if result.gallery:
         notes[0] += f", sha256 {result.gallery[:16]}"
@@ -116,7 +117,7 @@ def _notes(result: DenseResult) -> list[str]:
         )
     if result.overlap is not None:
         notes.append(str(result.overlap))
-    return notes + result.notes
+    return notes
 
 
 def cross_table(
