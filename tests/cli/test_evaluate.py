@@ -124,7 +124,7 @@ def test_choice_with_a_patch_shows_the_difference(folder: Path, models: list[Any
     assert content["differences"]["acc"] == 1.0
     assert content["difference_intervals"]["acc"] == [pytest.approx(0.2), 1.0]  # of few questions
     assert (content["second"]["model"], content["second"]["pretrained"]) == ("fake", "my-patch")
-    assert models == [("load", "fake", "cpu"), ("patch", "my-patch"), ("apply", "fake", 1.0)]
+    assert models == [("patch", "my-patch"), ("load", "fake", "cpu"), ("apply", "fake", 1.0)]
     run("choice", "fake", *arguments, "--strength", "0", "--no-compare-backbone")
     alone = json.loads(out.read_text())
     assert alone["metrics"]["acc"] == 0.0

@@ -67,6 +67,23 @@ def test_a_fit_leaves_a_patch_and_no_work(world: Path, config: Path, tmp_path: P
     assert [p.name for p in out.parent.iterdir()] == [out.name]
 
 
+def test_lines_say_what_their_numbers_are(config: Path, tmp_path: Path) -> None:
+    larger = write_scenes(tmp_path / "larger", 30, 16, 1).folder
+    output = run("--data", larger, "--images-only", "--config", config, "--steps", 1, "-o", tmp_path / "patch")
+    legend, first = output.splitlines()[:2]
+    assert legend.startswith("choice_ecn: share of held-out questions answered by cosine")
+    assert "; score: mean of choice" in legend
+    assert first.startswith("step 1: ")
+    assert {word.rpartition("/")[2] for word in first.split()[2::2]} == {part.split(":")[0] for part in legend.split("; ")}
+
+
+def test_a_fit_that_holds_nothing_out_shows_no_scores(config: Path, tmp_path: Path) -> None:
+    output = run("--text-only", "--config", config, "--sets", 60, "--steps", 2, "-o", tmp_path / "patch")
+    assert output.startswith("no scores: too few images or noun sets")
+    assert "0.000" not in output
+    assert "score" not in PeakPatch.from_pretrained(tmp_path / "patch").metrics["validation"]
+
+
 def test_what_else_lies_in_the_work_folder_stays(world: Path, config: Path, tmp_path: Path) -> None:
     (tmp_path / "patch.work").mkdir()
     (tmp_path / "patch.work" / "mine.txt").write_text("mine", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -323,3 +324,20 @@ def test_what_is_no_checkpoint_is_refused(encoder, embeddings, tmp_path, content
 def test_nouns_are_words(encoder, nouns):
     with pytest.raises(ValueError, match="nouns are a list of words"):
         text_only_data(encoder, nouns, count=4)
+
+
+def test_progress_shows_on_a_terminal_unless_refused(encoder, embeddings, monkeypatch):
+    """By default too: a fit in Python takes minutes, and a terminal that says nothing for so long looks dead."""
+    from clipmend.negation import training
+
+    bars = []
+
+    @contextmanager
+    def bar(description, total, show, start=0):
+        bars.append(show)
+        yield lambda step, losses: None
+
+    monkeypatch.setattr(training, "training_bar", bar)
+    fit(encoder, small_data(), replace(TINY, steps=1), image_embeddings=embeddings)
+    fit(encoder, small_data(), replace(TINY, steps=1), image_embeddings=embeddings, progress=False)
+    assert bars == [True, False]

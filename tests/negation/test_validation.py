@@ -88,4 +88,4 @@ def test_nothing_to_measure_scores_nothing() -> None:
     texts = extract_text_features(RandomDualEncoder(), ["a cat"], anchor=1, peak=2, scn_layers=(2, 4))
     empty = Validation(Source(data, torch.eye(1, 16), texts, chosen=np.zeros(0, np.int64)))
     assert not empty.asks
-    assert empty.measure(lambda rows: (torch.empty(0), {}), None)["score"] == 0.0
+    assert empty.measure(lambda rows: (torch.empty(0), {}), None) == {}

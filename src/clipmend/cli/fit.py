@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def fit(
 
     import clipmend
     from clipmend.negation import PeakPatch, PeakPatchConfig
+    from clipmend.negation.training import LOSSES
 
     if (data is None) != text_only:
         raise ValueError(
@@ -150,10 +152,12 @@ def fit(
         if not len(opened):
             raise ValueError(f"the index {index} is empty, so it does not tell where images lie")
         images = torch.from_numpy(opened.embeddings(np.unique(np.linspace(0, len(opened) - 1, 20_000).astype(np.int64))))
+    if sys.stderr.isatty():
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"the bar shows weighted losses; {LOSSES}", markup=False)
     folder = work or out.with_name(f"{out.name}.work")
     patch: PeakPatch = clipmend.fit(
         encoder, known, chosen, nouns=words, image_embeddings=images, directory=folder, progress=True,
-        on_validation=lambda step, metrics: console.print(f"step {step}: {_shown(metrics)}", markup=False),
+        on_validation=_Lines(lambda line: console.print(line, markup=False)),
     )  # fmt: skip
     patch.command = shlex.join(["clipmend", *sys.argv[1:]])
     if half:
@@ -191,5 +195,20 @@ def _words(path: Path) -> list[str]:
     return words
 
 
-def _shown(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+class _Lines:
+    """A line for each validation, and before the first what its numbers are, or why there are none."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.told = say, False
+
+    def __call__(self, step: int, metrics: dict[str, float]) -> None:
+        from clipmend.negation.validation import legend_of
+
+        if not self.told:
+            told = legend_of(metrics)
+            if "score" not in metrics:
+                told = "no scores: too few images or noun sets to hold any out (--data, --sets); the last state is kept, unmeasured"
+            self.say(told)
+            self.told = True
+        if "score" in metrics:
+            self.say(f"step {step}: " + "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))

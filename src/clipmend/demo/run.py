@@ -135,7 +135,13 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
             peak=found.diagnosis.peak, anchor=found.diagnosis.anchor, **mix,
         )  # fmt: skip
         data = negation_data_from_folder(folders["train"])
-        found.patch = clipmend.fit(encoder, data, config, directory=out / "work", progress=progress)
+        say("   features of all captions and images first, once; then the steps, each on a batch of them")
+        found.patch = clipmend.fit(
+            encoder, data, config, directory=out / "work", progress=progress,
+            on_validation=lambda step, metrics: say(f"   step {step} of {options.steps}: {_measured(metrics)}"),
+        )  # fmt: skip
+        trained = found.patch.metrics["images"]
+        say(f"   {trained} of the {len(data.images)} scenes were trained on, {len(data.images) - trained} kept for validation")
         found.patch.command = "clipmend demo"
         found.patch.save_pretrained(out / "patch")
         shutil.rmtree(out / "work")
@@ -160,6 +166,13 @@ def run_demo(out: Path, options: DemoOptions | None = None, say: Callable[[Any],
     write_report(found, out / "report.html")
     say(f"\n{sum(found.seconds.values()):.0f} s in all. Open {out / 'report.html'}; every number is in {out / 'results.json'}.")
     return found
+
+
+def _measured(metrics: dict[str, float]) -> str:
+    """What a validation found, in words; nothing where too little was held out."""
+    parts = (("choice", "of held-out questions answered"), ("exclusion", "AUROC of exclusion"))
+    told = [f"{metrics[key]:.3f} {words}" for name, words in parts for key in (f"images/{name}",) if key in metrics]
+    return ", ".join(told) or "nothing held out to measure"
 
 
 def _refuse_other(out: Path) -> None:

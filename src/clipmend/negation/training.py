@@ -30,7 +30,13 @@ from clipmend.negation.patch import PeakPatch
 from clipmend.negation.sampling import Source
 from clipmend.negation.sources import Preparation, digest_of
 
-__all__ = ["fit"]
+__all__ = ["LOSSES", "fit"]
+
+LOSSES = (
+    "ecn: images against true and false captions; text: stand-ins for noun sets likewise; preserve: plain captions stay in place; "
+    "scn: questions by the corrected score; pretrain: regression onto what a denial takes away"
+)
+"""What the terms are that a progress bar shows."""
 
 
 def fit(
@@ -42,7 +48,7 @@ def fit(
     image_embeddings: Tensor | None = None,
     directory: str | os.PathLike[str] | None = None,
     device: str | torch.device | None = None,
-    progress: bool = False,
+    progress: bool = True,
     on_validation: Callable[[int, dict[str, float]], None] | None = None,
 ) -> PeakPatch:
     """Fit a patch for ``encoder``; its weights and its image side stay as they are.
@@ -63,7 +69,7 @@ def fit(
             embeddings of the user's images (an index), whose mean tells text-only training where images lie.
         directory: keep features and checkpoints here, and go on from here after a kill.
         device: where to train; default: where the encoder is.
-        progress: show progress bars with live losses.
+        progress: show progress bars with live losses on a terminal; elsewhere nothing is shown.
         on_validation: called with the step and the metrics after every validation.
 
     Returns:
@@ -73,20 +79,20 @@ def fit(
         ValueError: neither data nor nouns, data without negated captions, a folder that is for tests or for the other objective
             (see :func:`clipmend.data.purpose.check_for_fit`), or embeddings that are not finite.
     """
-    config = _with_layers(config or PeakPatchConfig(), encoder)
+    config = _with_layers(config or PeakPatchConfig(), encoder, progress)
     run = _Run(encoder, data, config, nouns, image_embeddings, None if directory is None else Path(directory), device, progress)
     with torch.random.fork_rng(devices=[]):
         return run.train(on_validation)
 
 
-def _with_layers(config: PeakPatchConfig, encoder: DualEncoder) -> PeakPatchConfig:
+def _with_layers(config: PeakPatchConfig, encoder: DualEncoder, progress: bool) -> PeakPatchConfig:
     if config.is_resolved:
         return config.resolved(encoder)
     diagnosis = None
     if config.peak is None:
         from clipmend.negation.diagnosis import diagnose
 
-        diagnosis = diagnose(encoder, probes=False, bootstrap=0)
+        diagnosis = diagnose(encoder, probes=False, bootstrap=0, progress=progress)
     return config.resolved(encoder, diagnosis)
 
 
@@ -273,9 +279,10 @@ class _Run:
                     state["history"].append({"step": step + 1, **metrics})
                     # The latest state that is not clearly worse than the best: the rate falls to zero, so that later states are
                     # steadier, and the best of several equal ones is the luckiest.
-                    if metrics["score"] >= state["best_score"] - metrics["error"]:
+                    score = metrics.get("score", 0.0)
+                    if score >= state["best_score"] - metrics.get("error", 0.0):
                         state["best"], state["best_step"] = deepcopy(self._weights()), step + 1
-                    state["best_score"] = max(state["best_score"], metrics["score"])
+                    state["best_score"] = max(state["best_score"], score)
                     self._checkpoint(optimizer, state)
                     if on_validation is not None:
                         on_validation(step + 1, metrics)
@@ -304,7 +311,10 @@ class _Run:
         self.config = replace(self.config, bound=best)
 
     def validate(self) -> dict[str, float]:
-        """Metrics on held-out images and noun worlds; ``score`` and its standard ``error`` are what the state is chosen by."""
+        """Metrics on held-out images and noun worlds; ``score`` and its standard ``error`` are what the state is chosen by.
+
+        Where too little is held out to measure anything there is no score, and the latest state is as good as any.
+        """
         self._train_mode(False)
         metrics: dict[str, float] = {}
         with torch.inference_mode():
@@ -314,7 +324,8 @@ class _Run:
                     metrics[f"{name}/{key}"] = value
         scores = [value for key, value in metrics.items() if key.endswith("/score")]
         errors = [value for key, value in metrics.items() if key.endswith("/error")]
-        metrics["score"], metrics["error"] = float(np.mean(scores)), float(np.linalg.norm(errors)) / len(errors)
+        if scores:
+            metrics["score"], metrics["error"] = float(np.mean(scores)), float(np.linalg.norm(errors)) / len(errors)
         return metrics
 
     def _step_losses(self, rng: np.random.Generator, step: int) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,25 @@ from clipmend.data.records import FALSE, TRUE
 from clipmend.negation.networks import ScoreCorrectionNetwork
 from clipmend.negation.sampling import Source
 
-__all__ = ["Validation", "auroc"]
+__all__ = ["LEGEND", "Validation", "auroc", "legend_of"]
+
+LEGEND = {
+    "choice_ecn": "share of held-out questions answered by cosine",
+    "choice": "share answered, with the score correction",
+    "exclusion": "AUROC of what a denial leaves, over what it excludes",
+    "recall": "R@5 of the image of a caption that asserts and denies",
+    "kept": "cosine of plain captions to their own before",
+    "score": "mean of choice, exclusion and recall, which the kept state is chosen by",
+    "error": "its standard error",
+}
+"""What the metrics of a validation are; ``images/`` before a name is of images, ``text/`` of noun sets."""
+
+
+def legend_of(metrics: Iterable[str]) -> str:
+    """What the metrics that are there mean, in a line."""
+    there = {name.rpartition("/")[2] for name in metrics}
+    return "; ".join(f"{name}: {text}" for name, text in LEGEND.items() if name in there)
+
 
 _MANY_IMAGES = 40
 
@@ -66,7 +84,8 @@ class Validation:
         the image of a caption that asserts and denies, among the held-out images), ``kept`` (cosine).
 
         ``score`` is the mean of choice, exclusion and recall, less what plain captions moved beyond a cosine of .95; ``error`` is
-        its standard error, as if questions and captions were drawn independently.
+        its standard error, as if questions and captions were drawn independently. Neither is there where nothing that they rest on
+        was held out.
         """
         out: dict[str, float] = {}
         parts, variances = [], []
@@ -74,7 +93,7 @@ class Validation:
         wanted = np.concatenate([self.asked.reshape(-1), self.queries, self.hybrids, self.plain])
         rows, places = np.unique(wanted, return_inverse=True)
         if not len(rows):
-            return {"score": 0.0, "error": 0.0}
+            return {}
         corrected, original, layers = _in_chunks(correct, rows)
         ends = np.cumsum([self.asked.size, len(self.queries), len(self.hybrids)])
         asked, queries, hybrids, plain = np.split(places.reshape(-1), ends)
@@ -93,11 +112,13 @@ class Validation:
             out["recall"] = self._recall(corrected[hybrids])
             parts.append(out["recall"])
             variances.append(_share_variance(out["recall"], len(hybrids)))
-        out["score"] = float(np.mean(parts)) if parts else 0.0
-        out["error"] = float(np.sqrt(np.sum(variances))) / max(len(parts), 1)
+        if parts:
+            out["score"] = float(np.mean(parts))
+            out["error"] = float(np.sqrt(np.sum(variances))) / len(parts)
         if len(plain):
             out["kept"] = float((corrected[plain] * original[plain]).sum(-1).mean())
-            out["score"] -= max(0.0, 0.95 - out["kept"])
+            if parts:
+                out["score"] -= max(0.0, 0.95 - out["kept"])
         return out
 
     def _recall(self, corrected: Tensor) -> float:
