@@ -82,6 +82,12 @@ def dense(
     ] = None,
     patch: Patch = None,
     strength: Strength = 1.0,
+    gate: Annotated[
+        bool | None,
+        typer.Option(
+            "--gate/--no-gate", help="Leave captions without a negation cue exactly as they are; default: as the patch says."
+        ),
+    ] = None,
     compare_backbone: Backbone = True,
     at: Annotated[str, typer.Option("--at", help="Cut-offs of recall, separated by commas.")] = "1,5,10,25,50",
     published: Annotated[bool, typer.Option("--published", help="Printed rows about these sets beside, marked as such.")] = False,
@@ -107,7 +113,7 @@ def dense(
     ks = cut_offs(at)
     names = [*(models or []), *(more or [])]
     _check(names, sets, data, epochs, curve, twins, trained, detail, json)
-    refuse_without_patch(patch, strength=strength != 1, no_compare_backbone=not compare_backbone)
+    refuse_without_patch(patch, strength=strength != 1, gate=gate is not None, no_compare_backbone=not compare_backbone)
     if patch is not None and (epochs is not None or len(names) != 1):
         raise ValueError("--patch mends one MODEL; name that one, and leave out --epochs")
     from rich.console import Console
@@ -138,7 +144,7 @@ def dense(
         return
     if patch is not None:
         overlaps = [_overlap(test, training[0] if training else None, train_ids) for test in tests]
-        rows = _mended(names[0], patch, strength, compare_backbone, tests, overlaps, settings, device)
+        rows = _mended(names[0], patch, strength, gate, compare_backbone, tests, overlaps, settings, device)
         trained = (trained or [training[0].name if training else ""]) * len(rows)
         _show_mended(console, rows, trained, published, seed, json)
         return
@@ -294,6 +300,7 @@ def _mended(
     name: str,
     patch: str,
     strength: float,
+    gate: bool | None,
     compare_backbone: bool,
     tests: list[Test],
     overlaps: list[Overlap | None],
@@ -303,7 +310,7 @@ def _mended(
     """The results of the mended model, after those of the backbone if they are wanted."""
     from clipmend.evaluation.results import model_names
 
-    plain, mended = load_encoder(name, device, patch, strength)
+    plain, mended = load_encoder(name, device, patch, strength, gate)
     label, weights = model_names(plain)
     encoders: list[tuple[Any, dict[str, Any]]] = [(plain, {})] if compare_backbone else []
     encoders.append((mended, {"model": label, "pretrained": "+".join(filter(None, [weights, patch_label(patch, strength)]))}))
