@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, contact_sheet, display_path, find_images, open_image
-from data.zoo import BLUE, GREEN, RED, WHITE, Animal, bomb_png, halves, make_zoo, noisy, saved
+from data.zoo import BLUE, GREEN, RED, WHITE, Animal, bomb_png, halves, make_zoo, noisy, rotated, saved
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +168,25 @@ def test_draft_is_smaller_but_never_too_small() -> None:
     assert draft.size == (200, 120)
     assert open_image(io.BytesIO(data), draft_size=(400, 300)).size == (800, 480)
     assert open_image(io.BytesIO(saved(halves(), "PNG")), draft_size=5).size == (40, 20)
+
+
+def test_an_upright_jpeg_is_decoded_and_not_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of large photographs a copy is a good part of the work; one that lies on its side is still turned."""
+    path = tmp_path / "a.jpg"
+    noisy((60, 40)).save(path)
+    expected = np.asarray(Image.open(path).convert("RGB"))
+    copies: list[str] = []
+    copy = Image.Image.copy
+    monkeypatch.setattr(Image.Image, "copy", lambda image: copies.append(image.mode) or copy(image))
+    picture = open_image(path)
+    assert copies == []
+    path.unlink()
+    assert np.array_equal(np.asarray(picture), expected)
+    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(picture))), expected)
+    assert np.array_equal(np.asarray(open_image(picture)), expected)
+    assert np.array_equal(np.asarray(picture.resize((8, 8))), np.asarray(Image.fromarray(expected).resize((8, 8))))
+    path.write_bytes(rotated(halves(), 6))
+    assert open_image(path).size == (20, 40)
 
 
 def test_threads_agree(zoo: dict[str, Animal]) -> None:
