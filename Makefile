@@ -49,7 +49,8 @@ test-slow: $(VENV)/.stamp-test ## run the slow tests (full-size models, whole fi
 	$(PY) -m pytest -m "slow and not open_clip" $(ARGS)
 
 .PHONY: test-open-clip
-test-open-clip: $(VENV_OPEN_CLIP)/.stamp-test ## run the open_clip tests in their own environment
+test-open-clip: $(VENV_OPEN_CLIP)/.stamp-test ## run the tests of open_clip, LangChain and LlamaIndex in their own environment
+	$(PY_OPEN_CLIP) -m pytest tests/integrations/test_vectors.py
 	$(PY_OPEN_CLIP) -m pytest -m open_clip $(ARGS)
 
 .PHONY: lint
@@ -122,6 +123,6 @@ $(VENV)/.stamp-build: pyproject.toml $(VENV)/.stamp-test
 $(VENV_OPEN_CLIP)/.stamp-test: pyproject.toml tools/install_torch.py tools/make_environment.py
 	@$(PYTHON) tools/make_environment.py $(VENV_OPEN_CLIP) --system-torch no
 	@$(PY_OPEN_CLIP) tools/install_torch.py torch==$(OPEN_CLIP_TORCH) torchvision==$(OPEN_CLIP_TORCHVISION) --index "$(TORCH_INDEX)"
-	@echo "installing what the open_clip tests need into $(VENV_OPEN_CLIP)"
-	@$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip]" "clip-benchmark>=1.6"
+	@echo "installing what the tests of open_clip, LangChain and LlamaIndex need into $(VENV_OPEN_CLIP)"
+	@$(PY_OPEN_CLIP) $(PIP_INSTALL) -e ".[test,open-clip,langchain,llama-index]" "clip-benchmark>=1.6"
 	@touch $@
