@@ -15,7 +15,7 @@ from clipmend.negation import PeakPatch, PeakPatchConfig
 from clipmend.negation.training import fit
 
 KINDS = ("cat", "dog", "cup", "tree", "car", "hat")
-TEXTS = ["a cat", "no cat", "a street without cars", "a dog but no hat", ""]
+TEXTS = ["a cat", "no cat", "a street without cars", "a dog but no hat", "."]
 
 
 def pictures(count: int, size: int) -> list[Image.Image]:

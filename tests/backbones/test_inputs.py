@@ -74,11 +74,11 @@ def test_devices_that_are_not_there(folders: dict[str, str], device: Any) -> Non
         (b"a.png", r"not one path"),
         (Image.new("RGB", (4, 4)), r"not one image: write \[image\]"),
         (io.BytesIO(), r"not one image: write \[image\]"),
-        (PIXELS, r"not a ndarray of numbers.*Image\.fromarray"),
+        (PIXELS, r"not an ndarray of numbers.*Image\.fromarray"),
         (torch.zeros(2, 3, 4, 4), r"not a Tensor of numbers.*Image\.fromarray"),
         (None, "a list of images, not a NoneType"),
-        (3, "a list of images, not a int"),
-        ([Image.new("L", (4, 4)), PIXELS], r"image 1 is a ndarray.*Image\.fromarray"),
+        (3, "a list of images, not an int"),
+        ([Image.new("L", (4, 4)), PIXELS], r"image 1 is an ndarray.*Image\.fromarray"),
         ([torch.zeros(3, 4, 4)], "image 0 is a Tensor"),
         ([None], "image 0 is a NoneType"),
         ([b"\x89PNG"], r"image 0 is a bytes.*io\.BytesIO"),
@@ -91,7 +91,7 @@ def test_what_is_no_list_of_images(encoder: Any, images: Any, message: str) -> N
 
 def test_a_wrong_image_is_named_before_any_work(encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "_encode_image_batch", lambda _: pytest.fail("work began"))
-    with pytest.raises(TypeError, match="image 40 is a int"):
+    with pytest.raises(TypeError, match="image 40 is an int"):
         encoder.encode_images([*tiny.images() * 13, tiny.images()[0], 5], batch_size=4)
 
 
@@ -119,13 +119,25 @@ def test_modes_of_images(encoder: Any, mode: str) -> None:
         assert_close(vector, encoder.encode_images([picture.convert("RGB")]), **NEAR)
 
 
+@pytest.mark.parametrize("blank", ["", "  ", "\n\u3000"])
+def test_an_empty_text_is_named_by_its_row(encoder: Any, blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `clipmend encode` has it; what the model makes of nothing is to be had from its states."""
+    assert torch.isfinite(encoder.text_states([blank, "a dog"], [1]).embedding).all()
+    monkeypatch.setattr(encoder, "_states", lambda *_: pytest.fail("work began"))
+    for method in (encoder.encode_texts, encoder.prepare_texts):
+        with pytest.raises(ValueError, match=r"text 1 is empty: remove what is empty"):
+            method(["a dog", blank])
+        with pytest.raises(ValueError, match=r"text 0, 1, 2, \.\.\. \(5 in all\) is empty"):
+            method([blank] * 5 + ["a dog"])
+
+
 @pytest.mark.parametrize(
     ("texts", "error", "message"),
     [
         ("a dog", TypeError, r"not one string: write \[text\]"),
         (b"a dog", TypeError, "not one string"),
         (None, TypeError, "a list of texts, not a NoneType"),
-        (4, TypeError, "a list of texts, not a int"),
+        (4, TypeError, "a list of texts, not an int"),
         (["a dog", float("nan")], TypeError, "text 1 is float, not a string: nan"),
         ([b"a dog"], TypeError, "text 0 is bytes"),
         (torch.zeros(2), TypeError, "text 0 is Tensor"),

@@ -107,7 +107,7 @@ def test_other_image_text_models_are_refused(tmp_path: Path) -> None:
         ("", ValueError, "name is empty"),
         (42, TypeError, r"cannot load 42 \(an int\): give a name, a folder or a live model"),
         ([1.5], TypeError, r"cannot load \[1\.5\] \(a list\)"),
-        ("scense", OSError, "there is no model 'scense'; did you mean 'scenes'"),
+        ("scense", OSError, "cannot load 'scense'; did you mean 'scenes'"),
         ("Photo", OSError, "did you mean 'photos'"),
         ("./nowhere", OSError, r"no folder \./nowhere"),
         ("a/b/c", OSError, "no folder a/b/c"),

@@ -69,7 +69,8 @@ def test_embeddings_equal_the_library(case: Case) -> None:
 @pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")
 def test_states_equal_hidden_states_through_the_final_norm(case: Case) -> None:
     family, model, tokenizer, _, encoder = case
-    inputs = library_inputs(family, tokenizer, tiny.TEXTS)
+    texts = [*tiny.TEXTS, *tiny.BLANK]
+    inputs = library_inputs(family, tokenizer, texts)
     with torch.no_grad():
         # Under causal attention an attention mask on the padding changes nothing for the tokens that count.
         out = model.text_model(**inputs, output_hidden_states=True)
@@ -77,11 +78,11 @@ def test_states_equal_hidden_states_through_the_final_norm(case: Case) -> None:
         projection = model.text_projection if family.startswith("clip") else model.text_model.head
         projected = [projection(states) for states in normed]
     layers = [3, 1, 2]
-    states = encoder.text_states(tiny.TEXTS, layers)
+    states = encoder.text_states(texts, layers)
     assert states.layers == tuple(layers)
     left = family.endswith("left")
     for layer in layers:
-        for row in range(len(tiny.TEXTS)):
+        for row in range(len(texts)):
             count = int(states.mask[row].sum())
             reference = normed[layer][row, -count:] if left else normed[layer][row, :count]
             found = states.tokens_at(layer)[row]

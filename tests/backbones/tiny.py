@@ -27,14 +27,16 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 TEXTS = [
     "a dog",
-    "",
+    ".",
     "a street with no cars, at night",
-    "   ",
+    " ? ",
     "No Cat",
     "a dog \U0001f436 on a sofa",
     "one two three four five six seven eight nine ten eleven twelve",
 ]
 SHORT_TEXTS = TEXTS[:5]
+BLANK = ["", "   "]
+"""Texts of nothing: ``encode_texts`` refuses them, ``text_states`` gives what the library makes of them."""
 
 
 def images() -> list[Image.Image]:

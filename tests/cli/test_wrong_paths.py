@@ -28,7 +28,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("evaluate retrieval scenes --data {t}", "{t} is a folder; give one of its tables"),
         ("fit scenes --data {t}/nothere -o p", "nothere: no such folder; a folder made by `clipmend scenes`"),
         ("fit scenes --data {t}/choice.csv -o p", "choice.csv is a file; a folder made by `clipmend scenes`"),
-        ("index scense {t} -o x", "there is no model 'scense'; did you mean 'scenes'?"),
+        ("index scense {t} -o x", "cannot load 'scense'; did you mean 'scenes'?"),
         ("encode scenes texts {t}/choice.csv --column image_path --patch Scene -o x.npy", "(did you mean 'scenes'?)"),
     ],
 )

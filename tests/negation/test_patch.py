@@ -25,7 +25,7 @@ from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.patch import PeakPatch
 from helpers import RandomDualEncoder
 
-TEXTS = ["a dog", "no dog", "a red bus without a driver", "", "a street with no cars and no people at all today", "🙂 cat"]
+TEXTS = ["a dog", "no dog", "a red bus without a driver", ".", "a street with no cars and no people at all today", "🙂 cat"]
 
 
 def strong(patch: PeakPatch) -> PeakPatch:

@@ -17,7 +17,7 @@ from clipmend.negation import PeakPatch, PeakPatchConfig, import_release
 from helpers import RandomDualEncoder
 
 W = 16  # text width and size of the joint space: the published networks have one size for both
-TEXTS = ["a dog", "no dog", "a red bus without a driver", "", "a street with no cars and no people"]
+TEXTS = ["a dog", "no dog", "a red bus without a driver", ".", "a street with no cars and no people"]
 NEAR = {"atol": 1e-6, "rtol": 1e-5}
 
 
@@ -149,7 +149,7 @@ def test_published_sizes() -> None:
 
 def test_tied_to_an_encoder_or_not(encoder: RandomDualEncoder, files: tuple[Path, Path]) -> None:
     other = RandomDualEncoder(width=W, embed_dim=W, seed=9)
-    with pytest.raises(ValueError, match="not the same encoder"):
+    with pytest.raises(ValueError, match="called random too"):
         import_release(*files, encoder=encoder).apply(other)
     free = import_release(*files)
     assert free.backbone == "open_clip:ViT-B-32-quickgelu/openai"

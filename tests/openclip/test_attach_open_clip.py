@@ -29,7 +29,7 @@ from openclip.test_open_clip import tokenizer as make_tokenizer  # noqa: E402
 pytestmark = [pytest.mark.open_clip, pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")]
 
 tokenizer = lru_cache(make_tokenizer)  # it reads its vocabulary anew each time
-TEXTS = ["a dog", "no cat", "a street with no cars", "two dogs, and no cat!", "", "word " * 50]
+TEXTS = ["a dog", "no cat", "a street with no cars", "two dogs, and no cat!", ".", "word " * 50]
 
 
 def text_features(model: Any, texts: list[str] = TEXTS, **how: Any) -> Tensor:

@@ -22,7 +22,7 @@ open_clip = pytest.importorskip("open_clip", reason="needs open_clip and torchvi
 pytestmark = [pytest.mark.open_clip, pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")]
 
 NEAR = {"atol": 1e-5, "rtol": 0.0}
-TEXTS = ["a dog", "", "   ", "no cat \U0001f436", "word " * 50, "Two DOGS, and one cat!", "a street with no cars"]
+TEXTS = ["a dog", ".", " ? ", "no cat \U0001f436", "word " * 50, "Two DOGS, and one cat!", "a street with no cars"]
 TEXT = {"context_length": 20, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 3}
 VISION = {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 8}
 VARIANTS: dict[str, tuple[bool, dict[str, Any], bool]] = {  # custom text tower, text settings, QuickGELU

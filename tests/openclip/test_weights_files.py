@@ -22,7 +22,7 @@ open_clip = pytest.importorskip("open_clip", reason="needs open_clip and torchvi
 pytestmark = [pytest.mark.open_clip, pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")]
 
 NEAR = {"atol": 1e-5, "rtol": 0.0}
-TEXTS = ["a dog", "", "no cat \U0001f436", "word " * 90, "Two DOGS, and one cat!", "a street with no cars"]
+TEXTS = ["a dog", ".", "no cat \U0001f436", "word " * 90, "Two DOGS, and one cat!", "a street with no cars"]
 VISION = {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 8}
 TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 3}
 RESNET = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "patch_size": None}

@@ -173,12 +173,15 @@ def test_files_hold_scores_and_how_they_were_made(folder: Path, tmp_path: Path, 
         back = [(r["image"], np.float32(r["score"]), r["rank"], r["kept"]) for r in parquet.read_table(out).to_pylist()]
     assert result.kept is not None
     rows_expected = zip(result.names, result.scores[:, 0], result.ranks[:, 0].tolist(), result.kept.tolist(), strict=True)
-    assert back == list(rows_expected)
+    assert back == sorted(rows_expected, key=lambda row: row[2])
+    assert [rank for _, _, rank, _ in back] == list(range(1, SHADES + 1))  # a table of ranks is in their order
     about = json.loads(files[1].read_text(encoding="utf-8"))
     assert (about["images"], about["kept"], about["skipped"], about["thresholds"]) == (SHADES, 3, 2, None)
     assert {entry["image"] for entry in json.loads(files[2].read_text(encoding="utf-8"))} == {"broken.jpg", "empty.png"}
     clean = filter_images(FakeEncoder(), open_collection(folder / "süb folder"), ["red"])
-    clean.write(out)
+    with pytest.raises(FileExistsError, match=r"scores\.(csv|parquet) exists already; .*--overwrite"):
+        clean.write(out)
+    clean.write(out, overwrite=True)
     assert not files[2].exists()  # of the earlier run
     assert not [p for p in out.parent.iterdir() if p.suffix == ".tmp"]
 
@@ -329,6 +332,26 @@ def test_the_command_from_sample_to_list(folder: Path, tmp_path: Path, monkeypat
     about = json.loads((tmp_path / "kept.filter.json").read_text(encoding="utf-8"))
     assert about["calibration"][0]["aim"] == "recall of at least 1"
     assert about["model"] == "fake"
+
+
+def test_an_earlier_result_is_replaced_only_when_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: FakeEncoder())
+    out, listing = tmp_path / "s.csv", tmp_path / "kept.txt"
+    run(folder, "red", "blue", "--quantile", 0.5, "-o", out, "--list", listing)
+    rows = [row for _, row in open_table(out)[1]]
+    worst = [max(int(row["rank_1"]), int(row["rank_2"])) for row in rows]
+    assert worst == sorted(worst)
+    before = out.read_bytes()
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: pytest.fail("no model is loaded before this is known"))
+    assert "exists already; name another file, or replace it with --overwrite" in failure(folder, "red", "-o", out)
+    out.rename(tmp_path / "kept aside.csv")
+    assert "s.filter.json exists already" in failure(folder, "red", "-o", out)
+    again = (folder, "red", "--quantile", 0.5, "-o", tmp_path / "new.csv", "--list", listing)
+    assert "kept.txt exists already" in failure(*again)
+    monkeypatch.setattr(clipmend, "load", lambda *_, **__: FakeEncoder())
+    (tmp_path / "kept aside.csv").rename(out)
+    run(folder, "red", "-o", out, "--overwrite")
+    assert out.read_bytes() != before
 
 
 def test_without_a_sample_the_command_says_so(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

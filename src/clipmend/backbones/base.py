@@ -191,7 +191,10 @@ class DualEncoder(ABC):
         on_long: OnLong = "warn",
         progress: bool = False,
     ) -> Tensor:
-        """Embed texts: float32 ``[N, D]`` on the CPU, L2-normalised unless ``normalize=False``."""
+        """Embed texts: float32 ``[N, D]`` on the CPU, L2-normalised unless ``normalize=False``.
+
+        An empty text is an error that names its row, as for ``clipmend encode``.
+        """
 
     @property
     def corrects_scores(self) -> bool:

@@ -14,6 +14,7 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.checkpoint import read_model
 from clipmend.backbones.companions import read_companion
 from clipmend.backbones.hub import hub_problem
+from clipmend.backbones.kinds import kind_of
 from clipmend.backbones.quiet import quiet_loading
 from clipmend.backbones.weights import split_name
 
@@ -117,8 +118,7 @@ def load(
 
 
 def _shown(value: Any) -> str:
-    kind = type(value).__name__
-    return f"{value!r:.60} ({'an' if kind[0].lower() in 'aeiou' else 'a'} {kind})"
+    return f"{value!r:.60} ({kind_of(value)})"
 
 
 def nearest(name: str, names: tuple[str, ...]) -> str | None:
@@ -180,7 +180,7 @@ def _pretrained(
     else:
         meant = nearest(name, ("scenes", "photos", "minilm"))
         if meant is not None:  # before the hub is asked for it
-            raise OSError(f"there is no model {name!r}; did you mean {meant!r}? ({_FORMS})")
+            raise OSError(f"cannot load {name!r}; did you mean {meant!r}? ({_FORMS})")
     problem = hub_problem(name)
     local = bool(problem)  # without the hub, what the local cache holds will do; asking for each file would take half a minute each
     try:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipmend.backbones.kinds import kind_of
+
 __all__ = ["LONG_KEPT", "LONG_NAME", "TextPositions", "find_positions", "join_long_tables", "set_token_limit"]
 
 LONG_NAME = "positional_embedding_res"  # Long-CLIP's second table
@@ -94,7 +96,7 @@ def find_positions(model: Any) -> TextPositions:
     if hasattr(model, "encode_texts"):
         raise TypeError(f"{type(model).__name__} is an encoder, which remembers its length: stretch its model, then load that")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a live model of transformers or open_clip, not a {type(model).__name__}")
+        raise TypeError(f"expected a live model of transformers or open_clip, not {kind_of(model)}")
     kind = type(model).__name__
     if type(model).__module__.partition(".")[0] == "open_clip":
         return TextPositions(model, _open_clip_text(model, kind), True)
@@ -170,7 +172,7 @@ def set_token_limit(tokenizer: Any, length: int) -> None:
             if padding and padding.get("length"):
                 backend.enable_padding(**{**padding, "length": length})
     if not known:
-        raise TypeError(f"a {type(tokenizer).__name__} is no tokenizer of transformers or open_clip")
+        raise TypeError(f"{kind_of(tokenizer)} is no tokenizer of transformers or open_clip")
 
 
 def join_long_tables(weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int | None]:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from clipmend.backbones.base import DualEncoder, Fingerprint, OnLong, TextStates
 from clipmend.backbones.base import normalize as l2_normalize
+from clipmend.backbones.kinds import kind_of
 from clipmend.backbones.progress import track
-from clipmend.backbones.tokens import TokenisedTexts
+from clipmend.backbones.tokens import TokenisedTexts, check_texts, refuse_blank
 from clipmend.backbones.tower import Pooling, TextTower
 
 if TYPE_CHECKING:
@@ -144,7 +145,13 @@ class TextAndImageEncoder(DualEncoder):
         on_long: OnLong = "warn",
         progress: bool = False,
     ) -> Tensor:
-        """Embed texts: float32 ``[N, D]`` on the CPU, L2-normalised unless ``normalize=False``."""
+        """Embed texts: float32 ``[N, D]`` on the CPU, L2-normalised unless ``normalize=False``.
+
+        Raises:
+            ValueError: a text that is empty (named by row), or too long with ``on_long="error"``.
+        """
+        texts = check_texts(texts)
+        refuse_blank(texts)
         states = self._states(self.tower.tokenise(texts, on_long), (), (), True, batch_size, progress)
         assert states.embedding is not None
         return l2_normalize(states.embedding) if normalize else states.embedding
@@ -253,14 +260,14 @@ def _check_images(images: Any) -> list[Any]:
     if isinstance(images, Image) or hasattr(images, "read"):
         raise TypeError("expected a list of images, not one image: write [image]")
     if isinstance(images, Tensor) or getattr(getattr(images, "dtype", None), "kind", "O") not in "OU":
-        raise TypeError(f"expected a list of paths or PIL images, not a {type(images).__name__} of numbers; {_FROM_ARRAY}")
+        raise TypeError(f"expected a list of paths or PIL images, not {kind_of(images)} of numbers; {_FROM_ARRAY}")
     if not isinstance(images, Iterable):
-        raise TypeError(f"expected a list of images, not a {type(images).__name__}")
+        raise TypeError(f"expected a list of images, not {kind_of(images)}")
     items = list(images)
     for row, item in enumerate(items):
         if not (isinstance(item, (str, os.PathLike, Image)) or hasattr(item, "read")):
             way_out = "wrap an encoded image's bytes in io.BytesIO" if isinstance(item, (bytes, bytearray)) else _FROM_ARRAY
-            raise TypeError(f"image {row} is a {type(item).__name__}, not a path, a PIL image or a binary file; {way_out}")
+            raise TypeError(f"image {row} is {kind_of(item)}, not a path, a PIL image or a binary file; {way_out}")
     return items
 
 

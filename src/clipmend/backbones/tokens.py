@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clipmend.backbones.base import LongTextsWarning, OnLong
+from clipmend.backbones.kinds import kind_of
 
 __all__ = ["HFTokens", "TextTokens", "TokenisedTexts", "check_texts"]
 
@@ -46,7 +47,7 @@ def check_texts(texts: Sequence[str]) -> list[str]:
     if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, not one string: write [text]")
     if not isinstance(texts, Iterable):
-        raise TypeError(f"expected a list of texts, not a {type(texts).__name__}")
+        raise TypeError(f"expected a list of texts, not {kind_of(texts)}")
     items = list(texts)
     for row, text in enumerate(items):
         if not isinstance(text, str):
@@ -57,6 +58,20 @@ def check_texts(texts: Sequence[str]) -> list[str]:
             except UnicodeEncodeError as error:  # half of a surrogate pair, which tokenizers reject with a puzzle
                 raise ValueError(f"text {row} is no valid Unicode ({error.reason}): {text!r}; it was decoded wrongly") from None
     return items
+
+
+def refuse_blank(texts: Sequence[str]) -> None:
+    """Refuse texts without a character but white space: what an encoder makes of nothing is a vector that fits some images best.
+
+    Raises:
+        ValueError: there is one; the rows are named.
+    """
+    blank = [row for row, text in enumerate(texts) if not text.strip()]
+    if blank:
+        rows = ", ".join(map(str, blank[:3])) + (f", ... ({len(blank)} in all)" if len(blank) > 3 else "")
+        raise ValueError(
+            f"text {rows} is empty: remove what is empty before encoding (text_states gives what the model makes of nothing)"
+        )
 
 
 class TextTokens(ABC):

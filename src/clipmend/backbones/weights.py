@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from clipmend.backbones.activation import OPENAI_ENTRIES, ActivationEvidence, ActivationWarning, find_activation
+from clipmend.backbones.kinds import kind_of
 from clipmend.backbones.layouts import Layout, convert_layout, find_layout
 from clipmend.backbones.positions import LONG_NAME, find_positions, join_long_tables
 
@@ -219,7 +220,7 @@ def read_entries(path: Path) -> Mapping[str, Any]:
         reason = reason.rpartition("WeightsUnpickler error: ")[2][:200] or type(error).__name__
         raise ValueError(f"{path} is damaged, or not a file of torch.save: {reason}") from error
     if not isinstance(entries, Mapping):
-        raise ValueError(f"{path} holds a {type(entries).__name__}, not a mapping of names to weights")
+        raise ValueError(f"{path} holds {kind_of(entries)}, not a mapping of names to weights")
     return {str(name): value for name, value in entries.items()}
 
 

@@ -39,7 +39,7 @@ def filter_(
         ..., metavar="DATA", help="A folder of images, an index, a list or table that names images, or READER:PATH."
     ),
     queries: list[str] = typer.Argument(..., metavar="QUERY...", help="What is to be kept, in words; several must all fit."),
-    out: Path = typer.Option(..., "--out", "-o", help="NAME.csv or NAME.parquet: image, score, rank, kept."),
+    out: Path = typer.Option(..., "--out", "-o", help="NAME.csv or NAME.parquet: image, score, rank, kept; best first."),
     patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP),
     labelled: Path | None = typer.Option(
         None,
@@ -58,6 +58,7 @@ def filter_(
     match_any: bool = typer.Option(False, "--any", help="Keep what fits any of the queries, instead of all."),
     scn: bool = typer.Option(False, "--scn", help="Score with the patch's score correction, instead of by cosine."),
     listing: Path | None = typer.Option(None, "--list", metavar="FILE", help="Also write the names of what is kept, one a line."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the files of an earlier run."),
     column: str | None = typer.Option(None, "--column", help="Column of a table with the images."),
     image_root: Path | None = typer.Option(None, "--image-root", help="Folder that names of a list or table start from."),
     strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
@@ -94,7 +95,7 @@ def filter_(
         raise ValueError("--any is for several queries")
     if listing is not None and labelled is None and quantile is None:
         raise ValueError("--list needs --labelled or --quantile: without, nothing says what is kept")
-    check_filter_output(out, listing, [data, *([] if labelled is None else [labelled])])
+    check_filter_output(out, listing, [data, *([] if labelled is None else [labelled])], overwrite=overwrite)
     aim = Aim(precision, recall, sure) if labelled is not None else None
     labels = read_labels(labelled, queries) if labelled is not None else None
     images = open_collection(data, column=column, image_root=image_root)
@@ -117,7 +118,7 @@ def filter_(
         progress=True,
     )
     result.about = {"model": model, "patch": patch, "data": display_path(data), "strength": strength, "score_correction": scn}
-    files = result.write(out)
+    files = result.write(out, overwrite=overwrite)
     if listing is not None and result.kept is not None:
         listing.parent.mkdir(parents=True, exist_ok=True)
         kept = [name for name, keep in zip(result.names, result.kept, strict=True) if keep]

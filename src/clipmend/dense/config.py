@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from clipmend.backbones.kinds import kind_of
 from clipmend.dense.positions import KEEP
 from clipmend.dense.recipes import RECIPES, Recipe, make_recipe
 
@@ -90,7 +91,7 @@ class FinetuneConfig:
         if isinstance(self.recipe, str):
             object.__setattr__(self, "recipe", make_recipe(self.recipe))
         if not isinstance(self.recipe, Recipe):
-            raise ValueError(f"recipe is a {type(self.recipe).__name__}; give one of {', '.join(sorted(RECIPES))}, or a Recipe")
+            raise ValueError(f"recipe is {kind_of(self.recipe)}; give one of {', '.join(sorted(RECIPES))}, or a Recipe")
         for f in fields(self):
             _check_kind(f.name, str(f.type).split(" | "), getattr(self, f.name))
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:

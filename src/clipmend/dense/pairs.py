@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from clipmend.backbones.kinds import kind_of
 from clipmend.data.images import not_found, open_image
 from clipmend.data.readers import read
 from clipmend.data.readers.base import Record, Source, recognise
@@ -127,7 +128,7 @@ def as_pairs(data: Any, **options: Any) -> Pairs:
     if hasattr(data, "captions") and hasattr(data, "image_of"):
         return _from_dense(data)
     if not isinstance(data, Iterable):
-        raise TypeError(f"cannot train on a {type(data).__name__}; give a path, a source, or a list of (image, caption)")
+        raise TypeError(f"cannot train on {kind_of(data)}; give a path, a source, or a list of (image, caption)")
     return _from_list(list(data))
 
 
@@ -264,7 +265,7 @@ def _from_list(items: list[Any]) -> Pairs:
             raise ValueError(f"item {k} is no pair of an image and a caption: {item!r:.60}")
         image, caption = item
         if not isinstance(image, (str, Path, Image.Image)):
-            raise ValueError(f"item {k}: the image is a {type(image).__name__}, not a path or a PIL image")
+            raise ValueError(f"item {k}: the image is {kind_of(image)}, not a path or a PIL image")
         if not isinstance(caption, str) or not caption.strip():
             raise ValueError(f"item {k}: the caption is {caption!r:.60}, not a text with a word in it")
         key = id(image) if isinstance(image, Image.Image) else str(image)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.kinds import kind_of
 from clipmend.negation.mended import Mended
 
 __all__ = ["Documents", "Vectors"]
@@ -29,7 +30,7 @@ class Vectors:
 
     def __init__(self, encoder: DualEncoder, documents: Documents = "plain", batch_size: int = 64) -> None:
         if not isinstance(encoder, DualEncoder):
-            raise TypeError(f"expected an encoder, from clipmend.load or patch.apply, not a {type(encoder).__name__}")
+            raise TypeError(f"expected an encoder, from clipmend.load or patch.apply, not {kind_of(encoder)}")
         if documents not in ("plain", "mended"):
             raise ValueError(f"documents is {documents!r}; it must be 'plain' or 'mended'")
         self.encoder, self.batch_size = encoder, batch_size

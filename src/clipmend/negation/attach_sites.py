@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clipmend.backbones.base import DualEncoder, Fingerprint
 from clipmend.backbones.companions import read_companion
+from clipmend.backbones.kinds import kind_of
 from clipmend.backbones.quiet import quiet_loading
 from clipmend.backbones.text import TextOnlyEncoder
 from clipmend.backbones.tower import Pooling, TextTower
@@ -118,9 +119,7 @@ def host_of(model: Any) -> nn.Module:
             "attach needs a live model of transformers, open_clip or sentence-transformers; for an encoder: patch.apply"
         )
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"cannot attach to a {type(model).__name__}; give a model of transformers, open_clip or sentence-transformers"
-        )
+        raise TypeError(f"cannot attach to {kind_of(model)}; give a model of transformers, open_clip or sentence-transformers")
     model = unwrapped(model)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise TypeError(f"attach to the model inside: {type(model).__name__}.module")

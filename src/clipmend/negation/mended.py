@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder, LongTextsWarning, OnLong, PreparedTexts, TextStates
 from clipmend.backbones.progress import track
-from clipmend.backbones.tokens import check_texts
+from clipmend.backbones.tokens import check_texts, refuse_blank
 from clipmend.backbones.wrapper import TextSideWrapper
 from clipmend.negation.gate import has_negation
 
@@ -102,9 +102,11 @@ class Mended(TextSideWrapper):
             float32 ``[N, D]`` on the CPU.
 
         Raises:
-            ValueError: an embedding that is not finite (the text is named), or a long text with ``on_long="error"``.
+            ValueError: an embedding that is not finite (the text is named), an empty text (its row is named), or a long text with
+                ``on_long="error"``.
         """
         texts = check_texts(texts)
+        refuse_blank(texts)
         rows, plain = self._split(texts)
         if plain and not rows:
             return self.encoder.encode_texts(texts, batch_size=batch_size, normalize=normalize, on_long=on_long, progress=progress)
@@ -123,6 +125,7 @@ class Mended(TextSideWrapper):
     ) -> PreparedTexts:
         """Embeddings, and for a patch with an SCN the per-layer embeddings that it reads, the corrected one last."""
         texts = check_texts(texts)
+        refuse_blank(texts)
         if self._scn is None or self.strength == 0:
             return PreparedTexts(self.encode_texts(texts, batch_size=batch_size, on_long=on_long, progress=progress))
         corrected = self._correct(texts, True, batch_size, on_long, progress)

@@ -66,8 +66,11 @@ class FilterResult:
     about: dict[str, Any] = field(default_factory=dict)
 
     def columns(self) -> dict[str, list[Any]]:
-        """The table: ``image``, then ``score``, ``rank`` and, where known, ``kept``; numbered (``score_1``, ...) for several
-        queries, with ``kept`` for all of them together at the end."""
+        """The table, best first (of several queries, by the worst of an image's ranks).
+
+        ``image``, then ``score``, ``rank`` and, where known, ``kept``; numbered (``score_1``, ...) for several queries, with
+        ``kept`` for all of them together at the end.
+        """
         table: dict[str, list[Any]] = {"image": list(self.names)}
         several = len(self.queries) > 1
         for q in range(len(self.queries)):
@@ -78,7 +81,8 @@ class FilterResult:
                 table[f"kept{suffix}"] = self.kept_by[:, q].tolist()
         if self.kept is not None:
             table["kept"] = self.kept.tolist()
-        return table
+        order = np.argsort(self.ranks.max(1), kind="stable").tolist() if len(self.names) else []
+        return {name: [values[row] for row in order] for name, values in table.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the rows, ready for JSON."""
@@ -93,15 +97,22 @@ class FilterResult:
             "notes": self.notes,
         }
 
-    def write(self, path: str | os.PathLike[str]) -> list[Path]:
+    def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
         """Write the table, ``NAME.filter.json`` with all else and, where images were skipped, ``NAME.skipped.json``.
 
         Each is written beside its place and renamed into it, the table last.
 
+        Args:
+            path: the table, ``.csv`` or ``.parquet``.
+            overwrite: replace files that are there.
+
         Returns:
             The files written, the table first.
+
+        Raises:
+            FileExistsError: one is there.
         """
-        return write_filter(Path(path), self.columns(), self.to_dict(), self.skipped)
+        return write_filter(Path(path), self.columns(), self.to_dict(), self.skipped, overwrite=overwrite)
 
 
 def filter_images(

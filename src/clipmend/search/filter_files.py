@@ -19,7 +19,11 @@ SUFFIXES = (".csv", ".parquet")
 
 
 def check_filter_output(
-    path: str | os.PathLike[str], listing: str | os.PathLike[str] | None = None, inputs: Sequence[str | os.PathLike[str]] = ()
+    path: str | os.PathLike[str],
+    listing: str | os.PathLike[str] | None = None,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Refuse, before any work, an output that cannot be written, or that would take the place of an input.
 
@@ -27,8 +31,10 @@ def check_filter_output(
         path: the table.
         listing: the list of what is kept, where one is written.
         inputs: what is read.
+        overwrite: whether files that are there may be replaced.
 
     Raises:
+        FileExistsError: one is there.
         ValueError: an ending other than .csv and .parquet, a file of ``inputs``, or one file for two outputs.
         IsADirectoryError, NotADirectoryError: a folder, or one to be made where a file is.
         ImportError: Parquet without pyarrow.
@@ -49,6 +55,8 @@ def check_filter_output(
             raise ValueError(f"{display_path(file)} is read from, and would be overwritten; name another file")
         if os.path.realpath(file) in {os.path.realpath(other) for other in outputs[:number]}:
             raise ValueError(f"{display_path(file)} is written twice; name another file")
+        if file.exists() and not overwrite:
+            raise FileExistsError(f"{display_path(file)} exists already; name another file, or replace it with --overwrite")
     if path.suffix.lower() == ".parquet":
         from clipmend.search.vectors import _pyarrow
 
@@ -56,7 +64,12 @@ def check_filter_output(
 
 
 def write_filter(
-    path: Path, columns: Mapping[str, Sequence[Any]], about: Mapping[str, Any], skipped: Sequence[tuple[str, str]]
+    path: Path,
+    columns: Mapping[str, Sequence[Any]],
+    about: Mapping[str, Any],
+    skipped: Sequence[tuple[str, str]],
+    *,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write a table, ``NAME.filter.json`` with all else and, where images were skipped, ``NAME.skipped.json``.
 
@@ -65,7 +78,7 @@ def write_filter(
     Returns:
         The files written, the table first.
     """
-    check_filter_output(path)
+    check_filter_output(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside, listing = path.with_name(f"{path.stem}.filter.json"), path.with_name(f"{path.stem}.skipped.json")
     files = [path, beside]
