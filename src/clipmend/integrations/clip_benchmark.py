@@ -103,7 +103,7 @@ class _Transform:
 
     def __init__(self, encoder: Any) -> None:
         self._kind = type(encoder)
-        self._own = {name: value for name, value in vars(encoder).items() if name in ("image_processor", "preprocess")}
+        self._own = {name: value for name, value in vars(encoder).items() if name in ("image_processor", "preprocess", "_resizing")}
 
     def __call__(self, image: Image.Image) -> Tensor:
         encoder: Any = object.__new__(self._kind)
