@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,9 +45,13 @@ def write_pictures(work: Path, target: Path, models: tuple[str, str] = ("plain",
         return "The two models find the same images."
     share = min(len(only[1]), round(SHOWN * len(only[1]) / total))
     rows = [*only[1][:share].tolist(), *only[0][: SHOWN - share].tolist()]
+    lines = (work / "test" / "dense.jsonl").read_text(encoding="utf-8").splitlines()
+    changes = [json.loads(line)["change"] for line in lines]  # captions stand scene, twin, scene, twin, ...
+    if len(data.captions) != 2 * len(changes):
+        raise ValueError(f"{len(data.captions)} captions of {len(changes)} scenes: every scene and every twin should have one")
     font, small = ImageFont.load_default(12), ImageFont.load_default(10)
     height = SIDE + 34
-    sheet = Image.new("RGB", (LABEL * 2 + 7 * (SIDE + GAP) + 40, 24 + height * len(rows)), "white")
+    sheet = Image.new("RGB", (LABEL + 7 * (SIDE + GAP), 24 + height * len(rows)), "white")
     draw = ImageDraw.Draw(sheet)
     for x, text in ((GAP, "asked for"), (LABEL, "InfoNCE: first three"), (LABEL + 4 * (SIDE + GAP), "L_HN: first three")):
         draw.text((x, 4), text, "#222222", font)
@@ -58,8 +64,7 @@ def write_pictures(work: Path, target: Path, models: tuple[str, str] = ("plain",
                 colour = "#2f8f4e" if image == int(own[row]) else "#d0342c"
                 draw.rectangle((x - 3, top + 1, x + SIDE + 2, top + SIDE + 6), colour)
                 sheet.paste(open_image(data.images[image]).resize((SIDE, SIDE)), (x, top + 4))
-        told = " ".join(data.captions[row].split()[:26])
-        draw.text((GAP, top + SIDE + 10), f"“{told} …”"[:120], "#666666", small)
+        draw.text((GAP, top + SIDE + 10), _told(changes[row // 2], twin=bool(row % 2)), "#666666", small)
     buffer = io.BytesIO()
     sheet.quantize(128, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     part = target.with_name(f".{target.name}.part")
@@ -71,3 +76,10 @@ def write_pictures(work: Path, target: Path, models: tuple[str, str] = ("plain",
         f"{alone[0]:,} by InfoNCE alone, {both:,} of {len(data.captions):,} by both. The first {share} and {len(rows) - share} of "
         "either are shown."
     )
+
+
+def _told(change: dict[str, Any], twin: bool) -> str:
+    """In words, what tells the image asked for from its twin."""
+    own, other = (change["after"], change["before"]) if twin else (change["before"], change["after"])
+    what = change["attribute"] if change["index"] < 0 else f"{change['attribute']} of object {change['index'] + 1}"
+    return f"{what}: {own}; in the twin: {other}"
