@@ -30,7 +30,7 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx")
 runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 NEAR = {"atol": 1e-4, "rtol": 0.0}
-BATCHES = [["a dog"], ["no cat", "a street with no", ""], ["cat"] * 17, ["no dog on a cat, " * 9], ["a", "no dog on a cat"]]
+BATCHES = [["a dog"], ["no cat", "a street with no", "."], ["cat"] * 17, ["no dog on a cat, " * 9], ["a", "no dog on a cat"]]
 pytestmark = pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")
 
 

@@ -14,7 +14,7 @@ from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrecti
 from helpers import RandomDualEncoder
 from negation.attaching import patch_for
 
-TEXTS = ["", " ", "\n\t", "a", "no cat", "\U0001f999", "no " * 50, "a dog without a cat"]
+TEXTS = [".", " ?", "\n-\t", "a", "no cat", "\U0001f999", "no " * 50, "a dog without a cat"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::clipmend.backbones.base.LongTextsWarning")
 

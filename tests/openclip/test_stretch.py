@@ -22,7 +22,7 @@ open_clip = pytest.importorskip("open_clip", reason="needs open_clip and torchvi
 pytestmark = pytest.mark.open_clip
 
 NEAR = {"atol": 1e-6, "rtol": 0.0}
-SHORT = ["a dog", "", "no cat \U0001f436", "a street with no cars"]
+SHORT = ["a dog", ".", "no cat \U0001f436", "a street with no cars"]
 LONG = "word " * 200
 VISION = {"image_size": 32, "layers": 2, "width": 32, "patch_size": 8, "head_width": 8}
 TEXT = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 3}

@@ -249,7 +249,7 @@ def test_missing_images_and_tables_can_be_skipped_and_are_counted(mini: Miniatur
     encoder, inputs = clipmend.load(checkpoint), find_inputs(copy / "coco", copy / "voc", copy / "negbench")
     assert inputs.absent == ["voc_choice", "coco_retrieval"]
     options = Options(("released",), changes=CHANGES)
-    with pytest.raises(ValueError, match=r"image 1: 000000000001\.jpg: no such file"):
+    with pytest.raises(ValueError, match=r"image 1: 000000000001\.jpg: not found under"):
         reproduce(encoder, inputs, tmp_path / "out", options)
     empty = running.Reproduction(tmp_path, "m")
     with pytest.raises(FileNotFoundError, match="1 of 8 test images not found"):

@@ -284,7 +284,7 @@ def _text_parity(file: Path, mended: Mended, tower: TextTower, sample: list[str]
     running = session(file)
     longest = " ".join(sample[:1] * tower.context_length)
     apart, seen, batches = [0.0], 0, 0
-    for texts, more in ((sample[:1], 0), (sample[:3], 3), (["", *sample[1:7]], 0), ([longest, sample[0]], 0), ([sample[-1]], 5)):
+    for texts, more in ((sample[:1], 0), (sample[:3], 3), (["a", *sample[1:7]], 0), ([longest, sample[0]], 0), ([sample[-1]], 5)):
         expected = mended.encode_texts(texts, normalize=normalize, on_long="truncate")
         plain = mended.encoder.encode_texts(texts, normalize=normalize, on_long="truncate")
         actual = running.run(["text_embeds", "plain_text_embeds"], _feed(*_padded(tower, texts, more)))
