@@ -233,6 +233,9 @@ def test_missing_images_and_bad_rows_stop_it_or_are_counted(sets: list[str]) -> 
     ("arguments", "message"),
     [
         (["good"], "give a --data for each --set"),
+        (["good", "--data", "t.csv"], "t.csv looks like --set table; the sets are dci, docci, folder, goal,"),
+        (["good", "--data", "docci"], "docci looks like --set docci; the sets are"),
+        (["good", "--data", "nothing"], "there are 0 --set and 1 --data; the sets are"),
         (["good", "--set", "docci"], "there are 1 --set and 0 --data"),
         (["--set", "docci", "--data", "docci"], "name a MODEL"),
         (["good", "--set", "doccy", "--data", "docci"], "there is no set 'doccy'"),
@@ -259,6 +262,22 @@ def test_missing_images_and_bad_rows_stop_it_or_are_counted(sets: list[str]) -> 
 def test_what_is_refused(arguments: list[str], message: str, sets: list[str]) -> None:
     run(*arguments, fails=message)
     assert not sets
+
+
+def test_a_folder_of_own_images_and_its_table(sets: list[str]) -> None:
+    (Path("photos")).mkdir()
+    for k in range(4):
+        Path(f"t{k}.png").rename(f"photos/t{k}.png")
+        made.write(Path(f"photos/t{k}.txt"), f"Table caption {k}\n")
+    one = ["--data", "photos", "--at", "1", "--json", "r.json"]
+    run("weak-10", "--set", "folder", *one)
+    first = json.loads(Path("r.json").read_text())
+    assert first["counts"]["image_retrieval_recall@1"] == 4
+    Path("t.csv").rename("photos/captions.csv")
+    run("weak-10", "--set", "table", *one)
+    second = json.loads(Path("r.json").read_text())
+    assert second["gallery"] == first["gallery"]
+    assert second["metrics"] == first["metrics"]
 
 
 def test_help_ends_with_an_example() -> None:

@@ -54,6 +54,7 @@ def test_what_is_refused(world: Path, tmp_path: Path) -> None:
     run(*scenes, "--plot", tmp_path / "x.jpg", fails="a .png, .svg or .pdf")
     run(*scenes, "--option", "caption=both", fails="none of these sets takes it")
     run("scenes", "--set", "scenes", "--data", tmp_path / "nothing", fails="no such file or folder")
+    run("scenes", "--data", world, fails="looks like --set scenes; the sets are dci, docci, folder,")
 
 
 def test_help_ends_with_an_example() -> None:

@@ -126,6 +126,35 @@ def test_any_table(tmp_path: Path) -> None:
         read_dense("table", table, image_column="photo")
 
 
+def test_a_folder_of_own_images(tmp_path: Path) -> None:
+    folder = tmp_path / "my photos"
+    for k in range(3):
+        made.picture(folder / f"é {k}.png", k)
+        made.write(folder / f"é {k}.txt", f"Photograph {k}.\nIt is plain.\n")
+    data = read_dense("folder", folder)
+    assert data.captions == [f"Photograph {k}. It is plain." for k in range(3)]
+    assert data.missing() == []
+    assert data.image_ids == ["é 0", "é 1", "é 2"]
+    assert len(read_dense("folder", folder, captions="lines")) == 6
+    (folder / "é 1.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"é 1\.txt is not there"):
+        read_dense("folder", folder)
+    assert read_dense("folder", folder, on_error="skip").skipped == 1
+    with pytest.raises(NotADirectoryError, match=r"--set table"):
+        read_dense("folder", folder / "é 0.txt")
+    with pytest.raises(FileNotFoundError, match=r"without captions\.csv.*--set folder"):
+        read_dense("table", folder)
+    # Its table comes first, as in fine-tuning, and both sets read the same.
+    made.write(folder / "captions.csv", "image,caption\né 2.png,One\né 0.png,Two\n")
+    found = [read_dense(name, folder) for name in ("folder", "table")]
+    assert [data.captions for data in found] == [["One", "Two"]] * 2
+    assert [data.images for data in found] == [[folder / "é 2.png", folder / "é 0.png"]] * 2
+    for file in (*folder.glob("*.txt"), folder / "captions.csv"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"no image has a \.txt beside it, and there is no captions\.csv"):
+        read_dense("folder", folder)
+
+
 def test_drawn_scenes_with_their_twins(tmp_path: Path) -> None:
     write_scenes(tmp_path / "world", count=3, size=16, seed=5, split="test")
     data = read_dense("scenes", tmp_path / "world")

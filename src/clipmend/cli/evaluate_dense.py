@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipmend.data.dense import DenseData
     from clipmend.evaluation import DenseResult, Overlap, Result
 
-__all__ = ["Test", "add_commands", "read_test", "set_options"]
+__all__ = ["Test", "add_commands", "read_test", "set_options", "without_set"]
 
 DENSE = """Example:
 
@@ -48,7 +48,8 @@ def dense(
         list[str],
         typer.Option(
             "--set",
-            help="docci, dci, long-dci, urban1k, sharegpt4v, vg-paragraphs, goal, table or scenes; repeatable.",
+            help="docci, dci, long-dci, urban1k, sharegpt4v, vg-paragraphs, goal, folder (of your own images), table or scenes; "
+            "repeatable.",
         ),
     ] = [],  # noqa: B006 (typer reads it and never changes it)
     data: Annotated[list[Path], typer.Option("--data", help="Folder or file of the set; one for each --set, in its order.")] = [],  # noqa: B006
@@ -182,7 +183,9 @@ def _check(
     detail: bool,
     json: Path | None,
 ) -> None:
-    if not sets or len(sets) != len(data):
+    if not sets:
+        raise without_set(data)
+    if len(sets) != len(data):
         raise ValueError(f"give a --data for each --set: there are {len(sets)} --set and {len(data)} --data")
     if not names and epochs is None:
         raise ValueError("name a MODEL, or a folder of checkpoints with --epochs")
@@ -198,6 +201,24 @@ def _check(
         raise ValueError(f"give a --trained for each model, or none: there are {len(names)} models and {len(trained)} --trained")
     if detail and len(names) == 1:
         raise ValueError("--detail is for several models: one model's full table is shown anyway")
+
+
+def without_set(data: list[Path]) -> ValueError:
+    """The error for ``--data`` without ``--set``: the sets by name, and the one that the path looks like."""
+    from clipmend.data.dense import DENSE_SETS
+    from clipmend.data.readers import recognise
+
+    likely = ""
+    if data:
+        try:
+            likely = recognise(data[0])[0]
+        except (ValueError, OSError):  # nothing is there, or nothing that is known: then there is nothing to suggest
+            likely = ""
+    names = f"the sets are {', '.join(sorted(DENSE_SETS))}"
+    if not data:
+        return ValueError(f"give a --data for each --set: there is neither; {names}")
+    looks = f"; {data[0]} looks like --set {likely}" if likely in DENSE_SETS else ""
+    return ValueError(f"give a --set for each --data: there are 0 --set and {len(data)} --data{looks}; {names}")
 
 
 def _one_each(values: list[Any] | None, sets: list[str], name: str, spread: bool = True) -> list[Any]:

@@ -28,8 +28,8 @@ def add_commands(group: typer.Typer) -> None:
 
 def positions(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=f"One or several. {MODEL_HELP}")],
-    name: Annotated[str, typer.Option("--set", help="The set, as for clipmend evaluate dense.")],
     data: Annotated[Path, typer.Option("--data", help="Folder or file of the set.")],
+    name: Annotated[str | None, typer.Option("--set", help="The set, as for clipmend evaluate dense.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="Split, several joined by +, or all.")] = None,
     image_root: Annotated[Path | None, typer.Option("--image-root", help="Folder that image names start from.")] = None,
     option: Annotated[
@@ -75,10 +75,12 @@ def positions(
     from rich.console import Console
 
     import clipmend
-    from clipmend.cli.evaluate_dense import read_test, set_options
+    from clipmend.cli.evaluate_dense import read_test, set_options, without_set
     from clipmend.evaluation.position_lens import evaluate_positions, plot_positions
     from clipmend.evaluation.results import write_json
 
+    if name is None:
+        raise without_set([data])
     console = Console(highlight=False)
     options = set_options(reader_options(option), [name]).get(name, {})
     test = read_test(name, data, split, image_root, skip_rows, skip_missing, options)

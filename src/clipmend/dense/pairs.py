@@ -17,11 +17,9 @@ from clipmend.backbones.kinds import kind_of
 from clipmend.data.images import not_found, open_image
 from clipmend.data.readers import read
 from clipmend.data.readers.base import Record, Source, recognise
+from clipmend.data.readers.folder import table_inside
 
 __all__ = ["Pairs", "as_pairs", "open_pairs"]
-
-_TABLES = ("captions", "metadata", "train")
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 @dataclass
@@ -154,14 +152,12 @@ def open_pairs(source: str, *, split: str | None = None, **options: Any) -> Pair
     folder = Path(path)
     if reader == "scenes":
         return _scenes(folder, split, options)
-    if reader in DENSE_SETS and reader != "table":
+    if reader in DENSE_SETS and reader not in ("table", "folder"):
         return _from_dense(read_dense(reader, folder, split=_training_split(reader, DENSE_SETS[reader].splits, split), **options))
     if split is not None:
         options["split"] = split
     if reader == "folder":
-        table = next(
-            (folder / f"{name}{suffix}" for name in _TABLES for suffix in _SUFFIXES if (folder / f"{name}{suffix}").is_file()), None
-        )
+        table = table_inside(folder)
         if table is not None and ":" not in source:
             return _from_source(read(str(table), "table", **{"image_root": folder, **options}))
         options = {"captions": "whole", **options}

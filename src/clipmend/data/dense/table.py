@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clipmend.data.dense.base import DenseRow, caption_text, dense_set, locate
 from clipmend.data.readers.base import Log
+from clipmend.data.readers.folder import table_inside
 from clipmend.data.readers.tabular import read_table_of_captions
 
 __all__ = ["table_rows"]
@@ -26,7 +27,7 @@ def table_rows(
     """Stream a table (see :func:`clipmend.data.readers.tabular.read_table_of_captions`).
 
     Args:
-        path: the file.
+        path: the file, or a folder that holds one called ``captions``, ``metadata`` or ``train`` (``captions.csv``, ...).
         splits: a table is one split; only ``"all"`` can be read.
         root: folder that image names start from (default: the table's own).
         log: takes what cannot be used.
@@ -35,6 +36,14 @@ def table_rows(
     """
     if splits:
         raise ValueError(f"a table is one split, so there is no {'+'.join(splits)} in it; read all")
+    if path.is_dir():
+        inside = table_inside(path)
+        if inside is None:
+            raise FileNotFoundError(
+                f"{path}: a folder without captions.csv (or .tsv, .jsonl, .parquet; or metadata, train); give the table itself, "
+                "or --set folder where each image has a .txt beside it"
+            )
+        path = inside
     source = read_table_of_captions(
         path, image_column=image_column, caption_column=caption_column, delimiter=delimiter, on_error=log.on_error
     )

@@ -14,7 +14,16 @@ from clipmend.data.images import display_path, find_images
 from clipmend.data.readers.base import Log, OnError, Record, Source, register
 from clipmend.data.tables import EmptyCaption
 
-__all__ = ["read_folder"]
+__all__ = ["read_folder", "table_inside"]
+
+_TABLES = ("captions", "metadata", "train")
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+
+
+def table_inside(folder: Path) -> Path | None:
+    """The table of captions that stands beside a folder's images (``captions.csv``, ``metadata.jsonl``, ...), or ``None``."""
+    named = (folder / f"{name}{suffix}" for name in _TABLES for suffix in _SUFFIXES)
+    return next((table for table in named if table.is_file()), None)
 
 
 def _two_folders(path: Path) -> tuple[Path, Path] | None:
