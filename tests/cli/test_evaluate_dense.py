@@ -145,6 +145,17 @@ def test_models_against_sets_with_printed_rows(sets: list[str]) -> None:
     assert written[3]["metrics"]["image_retrieval_recall@1"] == 0.0
 
 
+def test_under_several_models_stand_gallery_and_cut_captions(world: Path, tmp_path: Path) -> None:
+    tokenizer = tiny.clip_tokenizer()
+    tiny.saved(tmp_path / "short", tiny.clip_model(tokenizer, seed=1), tokenizer, tiny.clip_processor())
+    shown = run("scenes", tmp_path / "short", "--set", "scenes", "--data", world)
+    data = read_dense("scenes", world)
+    digest = data.gallery_digest(data.digests())[:16]
+    assert shown.count(f"scenes: gallery of 24 images and 24 captions, sha256 {digest}") == 1
+    assert "scenes, scenes: 0 of 24 distinct captions (0.0 %) cut at" in shown
+    assert "24 of 24 distinct captions (100.0 %) cut at 40 tokens" in shown
+
+
 def test_what_training_saw_is_apart(sets: list[str]) -> None:
     one = ["--set", "docci", "--data", "docci", "--split", "all", "--at", "1", "--json", "r.json"]
     shown = run("good", *one, "--train-set", "docci", "--train-data", "docci")

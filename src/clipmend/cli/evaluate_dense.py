@@ -366,7 +366,7 @@ def _show_mended(
 
 
 def _show(console: Any, results: list[list[DenseResult]], trained: list[str], published: bool, detail: bool) -> None:
-    from clipmend.evaluation.dense_tables import cross_table
+    from clipmend.evaluation.dense_tables import cross_notes, cross_table
 
     if len(results) == 1 or detail:
         for row in results:
@@ -375,6 +375,8 @@ def _show(console: Any, results: list[list[DenseResult]], trained: list[str], pu
         console.print(cross_table(results, trained_on=trained, published=published))
         if any(result.unseen_ranks is not None for row in results for result in row):
             console.print(cross_table(results, trained_on=trained, part="unseen_gallery"))
+    if len(results) > 1 and not detail:  # one model's own table, and each of --detail, says it already
+        console.print("\n".join(cross_notes(results)), markup=False, soft_wrap=True)
 
 
 def _about(result: Result, trained: str, published: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from clipmend.evaluation.results import Measure
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["PublishedDense", "cross_table", "gallery_notes", "published_dense", "result_table"]
+__all__ = ["PublishedDense", "cross_notes", "cross_table", "gallery_notes", "published_dense", "result_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,32 @@ def gallery_notes(result: DenseResult) -> list[str]:
     notes = [f"gallery of {len(result.image_ranks):,} images and {len(result.text_ranks):,} captions"]
     if result.gallery:
         notes[0] += f", sha256 {result.gallery[:16]}"
-    if result.truncated is not None and result.distinct:
-        share = 100 * result.truncated / result.distinct
-        notes.append(
-            f"{result.truncated:,} of {result.distinct:,} distinct captions ({share:.1f} %) cut at {result.context_length} tokens"
-        )
+    notes += _cut(result)
     if result.overlap is not None:
         notes.append(str(result.overlap))
     return notes
+
+
+def _cut(result: DenseResult) -> list[str]:
+    """The line about captions that were cut, where the encoder says how many."""
+    if result.truncated is None or not result.distinct:
+        return []
+    share = 100 * result.truncated / result.distinct
+    return [f"{result.truncated:,} of {result.distinct:,} distinct captions ({share:.1f} %) cut at {result.context_length} tokens"]
+
+
+def cross_notes(results: Sequence[Sequence[DenseResult]]) -> list[str]:
+    """What stands under :func:`cross_table`, in lines: of each set its gallery, each model's cut captions, and what was noted.
+
+    Args:
+        results: as there.
+    """
+    lines = []
+    for place, first in enumerate(results[0]):
+        lines.append(f"{first.dataset}: {gallery_notes(first)[0]}")
+        lines += [f"{first.dataset}, {row[place].model}: {line}" for row in results for line in _cut(row[place])]
+        lines += dict.fromkeys(f"{first.dataset}: {note}" for row in results for note in row[place].notes)
+    return lines
 
 
 def cross_table(
