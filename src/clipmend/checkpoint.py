@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ CHECKPOINT = "checkpoint.pt"
 def exclusive(directory: Path | None) -> Iterator[None]:
     """Hold a working folder (made if it is not there) for this process: two trainings in one would overwrite each other's states.
 
-    The lock goes with the process, however it ends. ``None`` holds nothing.
+    The lock goes with the process, however it ends, and so does a folder in which nothing was written. ``None`` holds nothing.
 
     Raises:
         ValueError: another process holds it.
@@ -41,6 +42,9 @@ def exclusive(directory: Path | None) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        (directory / ".lock").unlink(missing_ok=True)
+        with suppress(OSError):  # nothing was written, or it was moved away
+            directory.rmdir()
 
 
 @contextmanager
@@ -74,7 +78,8 @@ def load_checkpoint(path: Path, identity: str, keys: Collection[str], device: to
 
     Args:
         path: the file.
-        identity: of the training that asks: digest of its configuration, data and model.
+        identity: of the training that asks: a JSON object of its configuration and the digests of its data and model, so that a
+            refusal can say what differs.
         keys: what the state must hold.
         device: where to put the tensors.
         what: kind of training, for messages.
@@ -88,9 +93,34 @@ def load_checkpoint(path: Path, identity: str, keys: Collection[str], device: to
         raise ValueError(f"{path} cannot be read ({error}); delete it to start the training again") from error
     if not isinstance(saved, dict) or not {"identity", *keys} <= set(saved):
         raise ValueError(f"{path} is no checkpoint of a {what}; delete it or choose another folder")
-    if saved.pop("identity") != identity:
+    other = saved.pop("identity")
+    if other != identity:
+        told = "; ".join(_differences(other, identity))
         raise ValueError(
-            f"{path} belongs to a {what} of another model, with another configuration or other data; delete it or choose "
-            "another folder"
+            f"{path} belongs to a {what} of another model, with another configuration or other data{told and f' ({told})'}; delete "
+            "the folder, or choose another one"
         )
     return saved
+
+
+def _differences(saved: Any, asked: str, most: int = 4) -> list[str]:
+    """What differs between two identities that are JSON objects: ``"learning_rate: 1e-05 there, 0.001 now"``."""
+    try:
+        one, two = (dict(_leaves(json.loads(text))) for text in (saved, asked))
+    except (TypeError, ValueError):  # an identity of an earlier version is a digest
+        return []
+    found = []
+    for name in sorted({*one, *two}):
+        there, now = one.get(name), two.get(name)
+        if there != now:
+            digests = any(isinstance(value, str) and len(value) >= 32 for value in (there, now))
+            found.append(f"other {name}" if digests else f"{name}: {there!r} there, {now!r} now")
+    return found[:most] + (["..."] if len(found) > most else [])
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{name}.{key}" if name else str(key))

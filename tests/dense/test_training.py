@@ -396,7 +396,7 @@ def test_bad_input(clip: str, siglip: str, tmp_path: Path) -> None:
     assert "3 images are too few" in refused(clip, small.items(3), small.config(batch_size=2))
     assert "item 1 is no pair" in refused(clip, [small.items(1)[0], "x"], small.config())
     assert "item 0: the caption is '  '" in refused(clip, [(Image.new("RGB", (8, 8)), "  ")], small.config())
-    assert "cannot train on a int" in refused(clip, 3, small.config())
+    assert "cannot train on an int" in refused(clip, 3, small.config())
     assert "empty" in refused(clip, " ", small.config())
     assert "needs a model with a logit bias" in refused(clip, data, small.config(fields={"global_loss": "sigmoid"}))
     bad = tmp_path / "bad.png"

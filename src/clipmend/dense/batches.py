@@ -216,7 +216,7 @@ class Batches:
             times = f" x {accumulate} accumulated" if accumulate > 1 else ""
             raise ValueError(
                 f"a step takes {step:,} pairs (batch_size {batch_size}{times}), and there are {len(rows):,} to train on; choose a "
-                "smaller batch_size"
+                "smaller batch_size (--batch-size)"
             )
         self.per_epoch = len(rows) // step
         if batch_size // world < micro_batches:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -37,6 +36,9 @@ from clipmend.dense.validation import HeldOut, embed_rows
 from clipmend.losses.grad_cache import cached_backward
 
 __all__ = ["finetune"]
+
+FEW_HELD_OUT = 30
+"""Held-out images below which the choice of a state is mostly chance."""
 
 OnValidation = Callable[[int, dict[str, float]], None]
 
@@ -254,13 +256,13 @@ class _Run:
     # ---- the loop ---------------------------------------------------------------------------------------------------------
 
     def train(self, progress: bool, on_start: Callable[[list[str]], None] | None, on_validation: OnValidation | None) -> FineTuned:
-        notes = self._notes()
-        if on_start is not None:
-            on_start(notes)
         if self.directory is not None and self.launch.is_main:
             self.directory.mkdir(parents=True, exist_ok=True)
         self.launch.wait()
         state = self._resume()
+        notes = self._notes()
+        if on_start is not None:
+            on_start(notes + ([f"going on from step {state['step']:,} of {self.steps:,}"] if state["step"] else []))
         metrics = MetricsFile(self.directory if self.launch.is_main else None, state["step"])
         recipe, start = self.config.recipe, state["step"]
         if recipe.fixed_positions:
@@ -336,8 +338,13 @@ class _Run:
             f"{len(self.batches.rows):,} pairs to train on, {len(self.held_out.images):,} images held out; {self.steps:,} steps, "
             f"{self.batches.per_epoch:,} an epoch",
             f"{config.batch_size - 1:,} negatives a query ({self.launch.world} x {config.micro_batches} micro-batches of {share})",
-            self.truncated.told(),
+            self.truncated.told()
+            + ("; --length 248 gives more positions" if self.truncated.cut and self.truncated.length < 248 else ""),
         ]
+        if len(self.held_out.images) < FEW_HELD_OUT:
+            notes.append(
+                f"{len(self.held_out.images)} images held out are too few to tell states apart: --validation, or --choose last"
+            )
         return notes + self.pairs.notes + self.checked + config.recipe.notes(config.batch_size - 1)
 
     def _finish(self, state: dict[str, Any], notes: list[str]) -> FineTuned:
@@ -372,5 +379,5 @@ def _negatives(joined: Joined) -> float:
 
 
 def _identity(config: FinetuneConfig, pairs: Pairs, encoder: DualEncoder) -> str:
-    described = [config.identity(), pairs.digest(), encoder.fingerprint.to_dict()]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    described = {**json.loads(config.identity()), "data": pairs.digest(), "model": encoder.fingerprint.to_dict()}
+    return json.dumps(described, sort_keys=True)

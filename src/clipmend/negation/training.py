@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from torch.nn import functional as F
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import training_bar
-from clipmend.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint
 from clipmend.data.records import NegationData
 from clipmend.negation.config import PeakPatchConfig
 from clipmend.negation.networks import EmbeddingCorrectionNetwork, ScoreCorrectionNetwork
@@ -77,12 +76,12 @@ def fit(
 
     Raises:
         ValueError: neither data nor nouns, data without negated captions, a folder that is for tests or for the other objective
-            (see :func:`clipmend.data.purpose.check_for_fit`), or embeddings that are not finite.
+            (see :func:`clipmend.data.purpose.check_for_fit`), embeddings that are not finite, or a folder in use by another fit.
     """
     config = _with_layers(config or PeakPatchConfig(), encoder, progress)
-    run = _Run(encoder, data, config, nouns, image_embeddings, None if directory is None else Path(directory), device, progress)
-    with torch.random.fork_rng(devices=[]):
-        return run.train(on_validation)
+    folder = None if directory is None else Path(directory)
+    with exclusive(folder), torch.random.fork_rng(devices=[]):
+        return _Run(encoder, data, config, nouns, image_embeddings, folder, device, progress).train(on_validation)
 
 
 def _with_layers(config: PeakPatchConfig, encoder: DualEncoder, progress: bool) -> PeakPatchConfig:
@@ -371,7 +370,7 @@ class _Run:
             save_checkpoint(self.directory / CHECKPOINT, saved)
 
     def _identity(self) -> str:
-        return hashlib.sha256(json.dumps([self.config.to_dict(), self.digest, self.steps], sort_keys=True).encode()).hexdigest()
+        return json.dumps({**self.config.to_dict(), "data": self.digest, "steps": self.steps}, sort_keys=True)
 
     def _resume(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         fresh: dict[str, Any] = {"step": 0, "best": self._weights(), "best_score": -math.inf, "best_step": 0, "history": []}
