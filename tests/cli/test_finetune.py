@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, CLIPModel
 from typer.testing import CliRunner
 
 from clipmend.cli.app import app
+from clipmend.data.images import ImageError
 from clipmend.data.scenes.tables import write_scenes
 from clipmend.dense.pairs import as_pairs, open_pairs
 from dense import small_training as small
@@ -139,6 +140,59 @@ def test_drawn_scenes_and_tables(tmp_path: Path, photos: Path) -> None:
         open_pairs("urban1k:" + str(tmp_path))
     with pytest.raises(ValueError, match="go with a path"):
         as_pairs(small.items(4), split="train")
+
+
+def test_rows_and_images_that_cannot_be_used(model: str, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for k, (picture, caption) in enumerate(small.items(14)):
+        picture.save(folder / f"{k}.png")
+        (folder / f"{k}.txt").write_text(caption)
+    (folder / "3.txt").unlink()
+    assert "3.txt is not there; leave out what cannot be used with --skip-broken" in refused(
+        model, "--data", folder, "-o", tmp_path / "out"
+    )
+    (folder / "5.png").write_bytes(b"no image at all")
+    said = invoke("finetune", model, "--data", folder, "-o", tmp_path / "out", "--skip-broken", *FEW)
+    assert "2 rows or images that cannot be used left out:" in said
+    assert "3.txt is not there" in said
+    assert "5.png" in said
+    assert (tmp_path / "out").is_dir()
+    # The same of a table, with a row too short, an image that is not there and an empty caption.
+    table = folder / "captions.csv"
+    table.write_text("image,caption\n" + "".join(f"{k}.png,caption {k}\n" for k in range(7)) + "99.png,gone\n8.png,\n")
+    with pytest.raises(ValueError, match=r"line 10: caption is empty.*--skip-broken"):
+        open_pairs(str(folder))
+    pairs = open_pairs(str(folder), skip_broken=True)
+    assert pairs.captions == [f"caption {k}" for k in (0, 1, 2, 3, 4, 6)]
+    assert [Path(image).name for image in pairs.images] == [f"{k}.png" for k in (0, 1, 2, 3, 4, 6)]
+    assert pairs.image_of.tolist() == list(range(6))
+    assert "3 rows or images that cannot be used left out:" in pairs.notes
+    table.write_text("image,caption\n99.png,gone\n")
+    with pytest.raises(FileNotFoundError, match=r"99\.png not found under .*--skip-broken"):
+        open_pairs(str(folder))
+    with pytest.raises(ValueError, match=r"no row of 1 can be used; the first: .*99"):
+        open_pairs(str(folder), skip_broken=True)
+    with pytest.raises(ValueError, match="takes no colour; it takes") as told:
+        open_pairs(str(folder), colour="red")
+    assert "on_error" not in str(told.value)
+    table.write_text("image,caption\n5.png,no image\n6.png,cut off\n")
+    (folder / "6.png").write_bytes((folder / "6.png").read_bytes()[:60])
+    pairs = open_pairs(str(folder))
+    with pytest.raises(ImageError, match=r"5\.png: .*--skip-broken"):
+        pairs.open(0)
+    with pytest.raises(ImageError, match=r"6\.png: is .*clipmend data check"):
+        pairs.open(1)
+    out = ("-o", tmp_path / "s.json", "--device", "cpu")
+    said = invoke("dense-stats", photos_of(tmp_path), "--model", model, "--skip-broken", *out)
+    assert "6 captions" in said
+
+
+def photos_of(tmp_path: Path) -> Path:
+    """A table of six images that can be opened and one that is not there."""
+    table = tmp_path / "photos" / "more.csv"
+    table.write_text("image,caption\n" + "".join(f"{k}.png,caption {k}\n" for k in (0, 1, 2, 7, 8, 9, 99)))
+    return table
 
 
 def test_dense_stats(model: str, photos: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def segments(
     split: str | None = typer.Option(None, "--split", help="Part of the data; default: train."),
     image_root: Path | None = typer.Option(None, "--image-root", help="Folder that image names start from."),
     option: list[str] = typer.Option([], "--option", metavar="NAME=VALUE", help="Any other option of the reader; repeatable."),
-    skip_broken: bool = typer.Option(False, "--skip-broken", help="Leave out images that cannot be opened, and name them."),
+    skip_broken: bool = typer.Option(False, "--skip-broken", help="Leave out rows and images that cannot be used, and name them."),
     batch_size: int = typer.Option(32, "--batch-size", min=1, help="Crops a forward pass."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Threads that read images; default: one a core, at most 8."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: what is there."),
@@ -64,8 +64,8 @@ def segments(
 
     if out.exists():
         raise FileExistsError(f"{out} is there already: choose another file, or delete it")
-    named: dict[str, Any] = {"image_root": image_root, **reader_options(option)}
-    pairs = open_pairs(data, split=split, **{key: value for key, value in named.items() if value is not None})
+    named: dict[str, Any] = {"split": split, "image_root": image_root, **reader_options(option)}
+    pairs = open_pairs(data, skip_broken=skip_broken, **{key: value for key, value in named.items() if value is not None})
     options = _fields(set_)
     segmenter = make_segmenter(by, cells=cells, least=least, most=most, device=device, **options)
     encoder = clipmend.load(match, device=device)

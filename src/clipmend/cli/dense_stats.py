@@ -31,6 +31,9 @@ def dense_stats(
     split: str | None = typer.Option(None, "--split", help="Split of the data, where it has any (default: train)."),
     image_root: Path | None = typer.Option(None, "--image-root", help="Folder that image names start from."),
     option: list[str] = typer.Option([], "--option", metavar="NAME=VALUE", help="Any other option of the reader; repeatable."),
+    skip_broken: bool = typer.Option(
+        False, "--skip-broken", help="Leave out rows that cannot be used and images that cannot be opened."
+    ),
     out: Path | None = typer.Option(None, "--out", "-o", help="Also write it as JSON."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
 ) -> None:
@@ -49,8 +52,10 @@ def dense_stats(
 
     if out is not None and out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; -o wants a file")
-    named: dict[str, Any] = {"image_root": image_root, **reader_options(option)}
-    pairs = open_pairs(data, split=split, **{key: value for key, value in named.items() if value is not None})
+    named: dict[str, Any] = {"split": split, "image_root": image_root, **reader_options(option)}
+    pairs = open_pairs(
+        data, split=split, skip_broken=skip_broken, **{key: value for key, value in named.items() if value is not None}
+    )
     encoder = clipmend.load(model, device=device)
     found = caption_geometry(encoder, pairs.captions, batch_size=batch_size, limit=limit, seed=seed, progress=True)
     console = Console(highlight=False, soft_wrap=True)

@@ -71,6 +71,9 @@ def finetune(
     split: str | None = typer.Option(None, "--split", help="Split of the data, where it has any (default: train)."),
     image_root: Path | None = typer.Option(None, "--image-root", help="Folder that image names start from."),
     option: list[str] = typer.Option([], "--option", metavar="NAME=VALUE", help="Any other option of the reader; repeatable."),
+    skip_broken: bool = typer.Option(
+        False, "--skip-broken", help="Leave out rows that cannot be used and images that cannot be opened, and name them."
+    ),
     work: Path | None = typer.Option(
         None, "--work", metavar="DIR", help="Checkpoints and metrics; the same command goes on from there (default: OUT.work)."
     ),
@@ -120,8 +123,9 @@ def finetune(
     )  # fmt: skip
     if epochs is not None and chosen.steps is not None:
         raise ValueError(f"{config} gives steps, which come before --epochs; leave one of them out")
-    named = {"image_root": image_root, **reader_options(option)}
-    pairs = open_pairs(data, split=split, **{key: value for key, value in named.items() if value is not None})
+    named = {"split": split, "image_root": image_root, **reader_options(option)}
+    given = {key: value for key, value in named.items() if value is not None}
+    pairs = open_pairs(data, skip_broken=skip_broken, **given)
     console = Console(highlight=False, soft_wrap=True)
 
     def validated(step: int, found: dict[str, float]) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "ImageError",
     "ImageSource",
+    "check_header",
     "contact_sheet",
     "display_path",
     "find_image",
@@ -139,6 +140,33 @@ def open_image(
         if status.st_size == 0:
             raise ImageError(name, "is empty (zero bytes); fetch or export it again")
         return _decode(file, name, max_pixels, draft_size)
+
+
+def check_header(source: ImageSource) -> None:
+    """Open an image without decoding its pixels: what is missing, empty or no image is found, what is cut off is not.
+
+    Args:
+        source: as :func:`open_image` takes it.
+
+    Raises:
+        ImageError: names the file.
+    """
+    if isinstance(source, Image.Image):
+        return
+    if not isinstance(source, (str, os.PathLike)):
+        _guarded("<image>", lambda: _open_header(source, "<image>"))
+        return
+    name = display_path(source)
+    if not os.path.isfile(source) or not os.path.getsize(source):
+        open_image(source)  # which has the words for it
+        return
+    try:
+        with open(source, "rb") as file:
+            _guarded(name, lambda: _open_header(file, name))
+    except OSError as error:
+        if isinstance(error, ImageError):
+            raise
+        raise ImageError(name, f"cannot be opened ({_words(error)})") from error
 
 
 def _decode(file: IO[bytes], name: str, max_pixels: int | None, draft_size: int | tuple[int, int] | None) -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,26 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clipmend.backbones.kinds import kind_of
-from clipmend.data.images import not_found, open_image
+from clipmend.data.ahead import read_ahead
+from clipmend.data.images import ImageError, check_header, display_path, not_found, open_image
 from clipmend.data.readers import read
-from clipmend.data.readers.base import Record, Source, recognise
+from clipmend.data.readers.base import Log, Record, Source, recognise
 from clipmend.data.readers.folder import table_inside
 
 __all__ = ["Pairs", "as_pairs", "open_pairs"]
+
+_WAY = "leave out what cannot be used with --skip-broken (skip_broken=True in Python)"
+
+
+class _Strict(Log):
+    """Raises at the first row that cannot be used, and names the option that leaves such rows out."""
+
+    def __init__(self) -> None:
+        super().__init__("skip")  # so that readers bring broken rows here too, rather than raise them themselves
+
+    def bad(self, error: Exception) -> None:
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{error}; {_WAY}") from error
 
 
 @dataclass
@@ -61,10 +76,31 @@ class Pairs:
         """The image of a pair, RGB.
 
         Raises:
-            ImageError: missing or damaged; names it.
+            ImageError: missing or damaged; names it, and the way out.
         """
         image = self.images[self.image_of[row]]
-        return image.open() if isinstance(image, Record) else open_image(image)
+        try:
+            return image.open() if isinstance(image, Record) else open_image(image)
+        except ImageError as error:
+            seen = _header_error(image) is not None  # what a look at the header does not find, the option would not leave out
+            way = _WAY if seen else "take it out of the data; clipmend data check finds all of its kind"
+            raise ImageError(error.source, f"{error.reason}; {way}") from error
+
+    def without(self, gone: set[int]) -> Pairs:
+        """The pairs without the images at these positions.
+
+        Raises:
+            ValueError: none is left.
+        """
+        kept = [k for k in range(len(self.images)) if k not in gone]
+        place = {old: new for new, old in enumerate(kept)}
+        rows = [row for row, image in enumerate(self.image_of.tolist()) if image in place]
+        return Pairs(
+            self.name, [self.images[k] for k in kept], [self.captions[row] for row in rows],
+            np.array([place[int(self.image_of[row])] for row in rows], np.int64), [self.image_ids[k] for k in kept],
+            short=None if self.short is None else [self.short[row] for row in rows],
+            segments=None if self.segments is None else [self.segments[k] for k in kept], notes=list(self.notes),
+        )  # fmt: skip
 
     def digest(self) -> str:
         """SHA-256 of the captions, short ones too, the images' names and the parts of these: the same wherever the files lie."""
@@ -130,7 +166,7 @@ def as_pairs(data: Any, **options: Any) -> Pairs:
     return _from_list(list(data))
 
 
-def open_pairs(source: str, *, split: str | None = None, **options: Any) -> Pairs:
+def open_pairs(source: str, *, split: str | None = None, skip_broken: bool = False, **options: Any) -> Pairs:
     """Read training pairs from disk.
 
     Args:
@@ -139,11 +175,54 @@ def open_pairs(source: str, *, split: str | None = None, **options: Any) -> Pair
             as *one* caption (``captions="lines"``: one a line); or anything that a reader of :mod:`clipmend.data.readers` or a
             set of dense captions takes, by path or as ``READER:PATH``.
         split: of the sets that have one; default: ``train``.
+        skip_broken: leave out rows that cannot be used, and images that are not there or whose header cannot be read (each is
+            opened once, not decoded); counted and named in ``notes``. Default: the first is an error.
         options: of the reader.
 
     Raises:
-        ValueError: no captions, a test split. OSError: no such file or folder.
+        ValueError: no captions, a test split, a row that cannot be used. OSError: no such file or folder.
     """
+    log = Log("skip") if skip_broken else _Strict()
+    pairs = _open(source, split, log, options)
+    if skip_broken:
+        gone = _broken(pairs, log)
+        pairs = pairs.without(gone) if gone else pairs
+        pairs.notes += _left_out(log)
+    return pairs
+
+
+def _broken(pairs: Pairs, log: Log) -> set[int]:
+    """Positions of the images whose header cannot be read; the log counts them."""
+
+    gone = set()
+    for place, error in enumerate(read_ahead(_header_error, pairs.images, None)):
+        if error is not None:
+            gone.add(place)
+            log.bad(error)
+    if len(gone) == len(pairs.images):
+        raise ValueError(f"{pairs.name}: no image can be opened; the first: {log.problems[0]}")
+    return gone
+
+
+def _header_error(image: Any) -> ImageError | None:
+    """What is wrong with an image that cannot even be begun to read."""
+    content: Any = image.content if isinstance(image, Record) else image
+    try:
+        check_header(io.BytesIO(content) if isinstance(content, bytes) else content)
+    except ImageError as error:
+        return ImageError(f"{image.where}: {image.image}", error.reason) if isinstance(image, Record) else error
+    return None
+
+
+def _left_out(log: Log) -> list[str]:
+    if not log.skipped:
+        return []
+    named = [*log.problems, *log.empties]
+    lines = [f"{log.skipped:,} rows or images that cannot be used left out:", *(f"  {display_path(line)}" for line in named)]
+    return lines + ([f"  and {log.skipped - len(named):,} more"] if log.skipped > len(named) else [])
+
+
+def _open(source: str, split: str | None, log: Log, options: dict[str, Any]) -> Pairs:
     from clipmend.data.dense import DENSE_SETS, read_dense
 
     reader, path = recognise(source) if source.strip() else ("", "")
@@ -151,19 +230,20 @@ def open_pairs(source: str, *, split: str | None = None, **options: Any) -> Pair
         raise ValueError("the path of the training data is empty")
     folder = Path(path)
     if reader == "scenes":
-        return _scenes(folder, split, options)
+        return _scenes(folder, split, options, log)
     if reader in DENSE_SETS and reader not in ("table", "folder"):
-        return _from_dense(read_dense(reader, folder, split=_training_split(reader, DENSE_SETS[reader].splits, split), **options))
+        chosen = _training_split(reader, DENSE_SETS[reader].splits, split)
+        return _from_dense(read_dense(reader, folder, split=chosen, log=log, **options), log)
     if split is not None:
         options["split"] = split
     if reader == "folder":
         table = table_inside(folder)
         if table is not None and ":" not in source:
-            return _from_source(read(str(table), "table", **{"image_root": folder, **options}))
+            return _from_source(read(str(table), "table", **{"image_root": folder, **options}), log)
         options = {"captions": "whole", **options}
     elif reader == "table" and "image_root" not in options:
         options["image_root"] = folder.parent
-    return _from_source(read(path, reader, **options))
+    return _from_source(read(path, reader, **options), log)
 
 
 def _training_split(name: str, has: Sequence[str], split: str | None) -> str | None:
@@ -184,7 +264,7 @@ def _training_split(name: str, has: Sequence[str], split: str | None) -> str | N
     return chosen if has or split else "all"
 
 
-def _scenes(folder: Path, split: str | None, options: dict[str, Any]) -> Pairs:
+def _scenes(folder: Path, split: str | None, options: dict[str, Any], log: Log) -> Pairs:
     """The paragraphs of drawn scenes; their near-twins too with ``twins=True``."""
     twins = options.pop("twins", False)
     if options:
@@ -198,20 +278,21 @@ def _scenes(folder: Path, split: str | None, options: dict[str, Any]) -> Pairs:
         raise FileNotFoundError(f"{table}: no such file; write scenes with: clipmend scenes {folder}")
     found = []
     for image, caption in (("image", "caption"), ("twin_image", "twin_caption"))[: 1 + bool(twins)]:
-        found += list(read(str(table), "table", image_column=image, caption_column=caption, image_root=folder))
-    return _from_records(folder.name or "scenes", found, folder, [])
+        rows = read(str(table), "table", image_column=image, caption_column=caption, image_root=folder)
+        found += list(rows.loop(log))
+    return _from_records(folder.name or "scenes", found, folder, [], log)
 
 
-def _from_source(source: Source) -> Pairs:
-    records = list(source)
+def _from_source(source: Source, log: Log | None = None) -> Pairs:
+    records = list(source if log is None else source.loop(log))
     notes = list(source.log.notes)
-    if source.log.skipped:
+    if log is None and source.log.skipped:
         first = next(iter([*source.log.problems, *source.log.empties]), "")
         notes.append(f"{source.log.skipped:,} rows that cannot be used left out; the first: {first}")
-    return _from_records(source.name, records, source.image_root, notes)
+    return _from_records(source.name, records, source.image_root, notes, log or Log())
 
 
-def _from_records(name: str, records: Sequence[Record], root: Path | None, notes: list[str]) -> Pairs:
+def _from_records(name: str, records: Sequence[Record], root: Path | None, notes: list[str], log: Log) -> Pairs:
     places: dict[str, int] = {}
     images: list[Any] = []
     captions: list[str] = []
@@ -228,7 +309,8 @@ def _from_records(name: str, records: Sequence[Record], root: Path | None, notes
         if record.image not in places:
             path = None if record.content is not None else record.path(root)
             if record.content is None and path is None:
-                raise FileNotFoundError(f"{record.where}: {record.image} {not_found(root)}")
+                log.bad(FileNotFoundError(f"{record.where}: {record.image} {not_found(root)}"))
+                continue
             places[record.image] = len(images)
             images.append(record if path is None else path)
         for text in texts:
@@ -238,13 +320,16 @@ def _from_records(name: str, records: Sequence[Record], root: Path | None, notes
                 image_of.append(places[record.image])
     if without:
         notes.append(f"{without:,} images without a caption left out")
+    if not captions and log.skipped:
+        raise ValueError(f"{name}: no row of {log.skipped:,} can be used; the first: {[*log.problems, *log.empties][0]}")
     return Pairs(name, images, captions, np.array(image_of, np.int64), list(places), notes=notes)
 
 
-def _from_dense(data: Any) -> Pairs:
+def _from_dense(data: Any, log: Log | None = None) -> Pairs:
     missing = data.missing()
-    if missing:
-        raise data.missing_error(missing)
+    if missing and (log is None or isinstance(log, _Strict)):
+        error = str(data.missing_error(missing))
+        raise FileNotFoundError(error if log is None else error.replace("(--skip-missing)", "(--skip-broken)"))
     return Pairs(
         data.name, list(data.images), list(data.captions), data.image_of, list(data.image_ids),
         short=data.short, segments=data.segments, notes=list(data.notes),

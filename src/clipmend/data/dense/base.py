@@ -188,6 +188,7 @@ def read_dense(
     split: str | None = None,
     image_root: str | Path | None = None,
     on_error: OnError = "raise",
+    log: Log | None = None,
     **options: Any,
 ) -> DenseData:
     """Read a set of dense captions.
@@ -198,6 +199,7 @@ def read_dense(
         split: one or several, joined by ``+`` (``"test+qual_test"``); ``"all"``; default: the set's own.
         image_root: folder that image names start from (default: the set's own layout).
         on_error: ``"raise"`` at the first row that cannot be used, or ``"skip"`` it, counted in ``skipped`` and ``notes``.
+        log: takes what cannot be used, in place of ``on_error``.
         options: the set's own, e.g. ``caption="both"`` for DCI.
 
     Returns:
@@ -207,7 +209,7 @@ def read_dense(
     Raises:
         FileNotFoundError, ValueError: as :func:`dense_rows`.
     """
-    log = Log(on_error)
+    log = Log(on_error) if log is None else log
     gathered = _Gathered()
     for row in dense_rows(name, path, split=split, image_root=image_root, log=log, **options):
         gathered.add(row)

@@ -243,7 +243,8 @@ def read(source: Any, reader: str | None = None, **options: Any) -> Source:
     chosen = READERS[reader]
     unknown = sorted(set(options) - set(chosen.options()))
     if unknown:
-        raise ValueError(f"the reader {reader} takes no {', '.join(unknown)}; it takes {', '.join(chosen.options())}")
+        takes = [name for name in chosen.options() if name != "on_error"]  # no command takes it as an --option
+        raise ValueError(f"the reader {reader} takes no {', '.join(unknown)}; it takes {', '.join(takes)}")
     if isinstance(source, str) and not source.strip():
         raise ValueError(f"the reader {reader} needs a path, and it is empty")
     parameters = inspect.signature(chosen.read).parameters
