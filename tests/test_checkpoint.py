@@ -46,9 +46,13 @@ def test_the_folder_is_made(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_lock_but_what_was_written_stays(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "empty"):
+    with exclusive(tmp_path / "new" / "empty"):
         pass
-    assert not (tmp_path / "empty").exists()
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "own").mkdir()
+    with exclusive(tmp_path / "own"):
+        pass
+    assert (tmp_path / "own").exists()
     with exclusive(tmp_path / "work"):
         (tmp_path / "work" / "state").write_text("x")
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["state"]

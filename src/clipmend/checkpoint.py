@@ -32,6 +32,7 @@ def exclusive(directory: Path | None) -> Iterator[None]:
         return
     from filelock import FileLock, Timeout
 
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory / ".lock", timeout=0)
     try:
@@ -43,8 +44,9 @@ def exclusive(directory: Path | None) -> Iterator[None]:
     finally:
         lock.release()
         (directory / ".lock").unlink(missing_ok=True)
-        with suppress(OSError):  # nothing was written, or it was moved away
-            directory.rmdir()
+        with suppress(OSError):  # what holds something stays
+            for folder in made:
+                folder.rmdir()
 
 
 @contextmanager
