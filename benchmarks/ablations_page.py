@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _pages import half_width, put_between, table, write
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
@@ -23,8 +23,6 @@ BEGIN, END = "<!-- ablations: begin -->", "<!-- ablations: end -->"
 PLOT = "ablations-peaks.png"
 SMALL = (600, 100)  # fewer scenes or steps show that the script runs, and nothing else
 RECALL = "image_retrieval_recall@5"
-# Two-sided 95 % quantiles of Student's t with 1, 2, .. degrees of freedom; beyond the last it is used as it is: a little wide.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 Fit = dict[str, Any]
 Column = tuple[str, str]  # heading, name of the measure
@@ -123,13 +121,6 @@ class Measured:
         return text
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of the 95 % t interval of the mean of a few fits; NaN for a single one."""
-    if len(values) < 2:
-        return float("nan")
-    return T95[min(len(values) - 1, len(T95)) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
-
-
 def with_interval(values: Sequence[float], signed: bool = False) -> str:
     """``"91.2 ± 0.8"``, in per cent; without the interval for a single value, nothing for none. ``signed`` marks with bold what is
     not zero by its interval."""
@@ -156,14 +147,10 @@ def write_page(found: dict[str, Any], page: Path | None) -> str:
     blocks = [_heading(measured), *_main(measured), *_parts(measured), *_peaks(measured)]
     text = "\n\n".join(blocks)
     if page is not None:
-        before, mark, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-        _, closing, after = rest.partition(END)
-        if not mark or not closing:
-            raise ValueError(f"{page}: the marks {BEGIN} and {END} are not there")
         if len(_layers(measured)) > 1:
             (page.parent / "images").mkdir(exist_ok=True)
             plot_peaks(measured, page.parent / "images" / PLOT)
-        _write(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
+        put_between(page, (BEGIN, END), text)
     return text
 
 
@@ -181,11 +168,6 @@ def _heading(m: Measured) -> str:
     return "\n".join(lines)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _main(m: Measured) -> list[str]:
     """Backbone, rivals and the four main fits."""
     blocks = []
@@ -199,7 +181,7 @@ def _main(m: Measured) -> list[str]:
         example = m.found.get("backbone") or m.found["fits"][0]
         counts = [example["counts"].get(key, example["counts"].get(key.removeprefix("ecn/"))) for _, key in columns]
         rows.append(["*n*", *("" if n is None else f"{n:,}" for n in counts)])
-        blocks += [f"### {title}", _table(["", *(heading for heading, _ in columns)], rows)]
+        blocks += [f"### {title}", table(["", *(heading for heading, _ in columns)], rows)]
     return blocks
 
 
@@ -220,7 +202,7 @@ def _parts(m: Measured) -> list[str]:
         "### Each part against the whole",
         "Differences from the published network with the `truthful` objective, in points, paired by seed; bold where the interval "
         "leaves out zero.",
-        _table(["", *(heading for heading, _ in PARTS)], rows),
+        table(["", *(heading for heading, _ in PARTS)], rows),
     ]
 
 
@@ -245,7 +227,7 @@ def _peaks(m: Measured) -> list[str]:
     return [
         "### Every peak layer",
         "The published network, `truthful`, the anchor two layers before the peak and the SCN on peak and last layer.",
-        _table(head, rows),
+        table(head, rows),
         agreement(m, layers, lcd),
         f"![Score by peak layer beside relative LCD](images/{PLOT})",
     ]
@@ -305,7 +287,7 @@ def plot_peaks(m: Measured, path: Path) -> None:
     upper.legend(frameon=False, fontsize=8)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    _write(path, buffer.getvalue())
+    write(path, buffer.getvalue())
 
 
 def write_pictures(patch: str, folder: Path, index: Path, target: Path, k: int = 6) -> str:
@@ -356,10 +338,4 @@ def _sheet(answers: Sequence[Asked], target: Path, side: int = 64, frame: int = 
     buffer = io.BytesIO()
     # Drawn scenes have few colours: a palette halves the file.
     sheet.quantize(96, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
-    _write(target, buffer.getvalue())
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    write(target, buffer.getvalue())

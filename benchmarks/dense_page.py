@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _pages import half_width, put_between, table, write
 from dense_runs import FRAMEWORKS, GAMMAS, SHARES, WEIGHTINGS, runs
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 BEGIN, END = "<!-- dense: begin -->", "<!-- dense: end -->"
 SMALL = (1000, 100)  # fewer scenes or steps show that the script runs, and nothing else
-T95 = (12.706, 4.303, 3.182, 2.776)  # two-sided 95 % quantiles of Student's t with 1, 2, .. degrees of freedom
 DRAWS = 2000
 FORTH, BACK = "image_retrieval_recall@1", "text_retrieval_recall@1"
 COLUMNS = (
@@ -91,13 +90,6 @@ class Found:
         return {"mean": 100 * float(mean.mean()), "seeds": per_seed, "low": float(low), "high": float(high)}
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of the 95 % t interval of the mean over seeds; NaN for a single one."""
-    if len(values) < 2:
-        return float("nan")
-    return T95[min(len(values) - 1, len(T95)) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
-
-
 def _cell(values: Sequence[float]) -> str:
     mean, half = 100 * float(np.mean(values)), 100 * half_width(values)
     return f"{mean:.1f}" + ("" if np.isnan(half) else f" ± {half:.1f}")
@@ -111,11 +103,6 @@ def _gain(found: Found, name: str, base: str) -> str:
     if len(d["seeds"]) > 1:
         text += "; " + ", ".join(f"{value:+.1f}" for value in d["seeds"])
     return text
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _rows(found: Found, names: Sequence[str], base: Callable[[str], str] | None) -> list[list[str]]:
@@ -166,11 +153,7 @@ def write_page(gathered: dict[str, Any], work: Path, page: Path | None) -> str:
             ]
     text = "\n\n".join(block for block in blocks if block)
     if page is not None:
-        before, mark, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-        _, closing, after = rest.partition(END)
-        if not mark or not closing:
-            raise ValueError(f"{page}: the marks {BEGIN} and {END} are not there")
-        _write(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
+        put_between(page, (BEGIN, END), text)
     return text
 
 
@@ -199,7 +182,7 @@ def _main(found: Found) -> list[str]:
             rows.append([label, *(f"{100 * measures[key][0]:.1f}" for _, key in COLUMNS), ""])
     names = found.there("plain", "margin", "hn-clip", "tokens", "frozen")
     rows += _rows(found, names, lambda name: "plain")
-    blocks = ["### InfoNCE against HN-CLIP", _table(head, rows)]
+    blocks = ["### InfoNCE against HN-CLIP", table(head, rows)]
     counts = next(iter(found.runs["plain"].values()))["measures"]
     blocks.append(
         f"*n* is {counts[FORTH][3]:,} captions and {counts[BACK][3]:,} images; twins "
@@ -229,7 +212,7 @@ def _twins(found: Found) -> list[str]:
             cells.append(_cell([float(value) for value in shares]))
         rows.append([found.known[name].label, *cells])
     rows.append(["*n*", *(f"{2 * int((kinds == kind).sum()):,}" for kind in wanted)])
-    return ["Captions that find their own image before its twin, by what the two differ in:", _table(["", *wanted], rows)]
+    return ["Captions that find their own image before its twin, by what the two differ in:", table(["", *wanted], rows)]
 
 
 def _saturation(found: Found) -> list[str]:
@@ -253,7 +236,7 @@ def _saturation(found: Found) -> list[str]:
     return [
         "### Is InfoNCE saturated?",
         "Every fourth batch through the saturation lens; *at the end*: the last tenth.",
-        _table(head, rows),
+        table(head, rows),
     ]
 
 
@@ -266,7 +249,7 @@ def _gammas(found: Found) -> list[str]:
     if len(names) < 3:
         return []
     head = ["", *(heading for heading, _ in COLUMNS), "R@1 (both ways) less InfoNCE's"]
-    return ["### The weight of the margin", _table(head, _rows(found, names, lambda name: "plain"))]
+    return ["### The weight of the margin", table(head, _rows(found, names, lambda name: "plain"))]
 
 
 def _shares(found: Found) -> list[str]:
@@ -276,7 +259,7 @@ def _shares(found: Found) -> list[str]:
     rows = [[f"{found.known[name].share} %: {row[0]}", *row[1:]] for name, row in
             zip(names, _rows(found, names, lambda name: f"plain-{found.known[name].share}"), strict=True)]  # fmt: skip
     head = ["", *(heading for heading, _ in COLUMNS), "R@1 (both ways) less InfoNCE's"]
-    return ["### Less data", "The same number of steps on a part of the training images.", _table(head, rows)]
+    return ["### Less data", "The same number of steps on a part of the training images.", table(head, rows)]
 
 
 def _frameworks(found: Found) -> list[str]:
@@ -292,7 +275,7 @@ def _frameworks(found: Found) -> list[str]:
     return [
         "### Every recipe with and without L_HN",
         "One seed each, against the same seed of the other; the time is the processor's, validation and measuring included.",
-        _table(head, rows),
+        table(head, rows),
     ]
 
 
@@ -303,26 +286,22 @@ def _others(found: Found) -> list[str]:
     if names:
         rows = _rows(found, [*found.there("plain", "margin"), *names], None)
         only = [
-            [found.known[n].label, *row[1:], _gain_first(found, n, "plain")]
+            [found.known[n].label, *row[1:], _gain(found, n, "plain")]
             for n, row in zip([*found.there("plain", "margin"), *names], rows, strict=True)
         ]
         blocks += [
             "### Other weightings of negatives",
             "With their losses' defaults; one seed (the first two: all seeds).",
-            _table(head, only),
+            table(head, only),
         ]
     names = found.there(*(name for name, run in found.known.items() if run.part == "product"))
     if names:
         blocks += [
             "### Scale and margin",
             "A logit scale that does not learn: with the margin at s x gamma = 25, and without one; one seed.",
-            _table([*head[:-1], ""], [[*row, ""] for row in _rows(found, names, None)]),
+            table([*head[:-1], ""], [[*row, ""] for row in _rows(found, names, None)]),
         ]
     return blocks
-
-
-def _gain_first(found: Found, name: str, base: str) -> str:
-    return "" if name == base else _gain(found, name, base)
 
 
 def plot(found: Found, path: Path) -> None:
@@ -350,7 +329,7 @@ def plot(found: Found, path: Path) -> None:
             axis.legend(frameon=False, fontsize=8)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    _write(path, buffer.getvalue())
+    write(path, buffer.getvalue())
 
 
 def _both(found: Found, name: str) -> list[float]:
@@ -375,9 +354,3 @@ def _plot_shares(found: Found, axis: Axes) -> None:
         for share, values in known.items():
             axis.plot([share] * len(values), values, ".", color=colour, ms=4, alpha=0.5)
     axis.set(xlabel="% of the training images", ylabel="R@1, mean of both ways", title="Less data, equal steps")
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clipmend.cli.data_check import reader_options
+from clipmend.cli.dense_inputs import SkipRows, Test, one_each, read_test, read_training, set_options, without_set
 from clipmend.cli.encoders import MODEL_HELP, load_encoder, refuse_without_patch
-from clipmend.cli.evaluate import Backbone, Device, Json, Patch, Seed, Strength, cut_offs, patch_label
+from clipmend.cli.evaluate import Backbone, Device, Json, Patch, Seed, Skip, Strength, cut_offs, patch_label
 
 if TYPE_CHECKING:
     from clipmend.data.dense import DenseData
     from clipmend.evaluation import DenseResult, Overlap, Result
 
-__all__ = ["Test", "add_commands", "read_test", "set_options", "without_set"]
+__all__ = ["add_commands"]
 
 DENSE = """Example:
 
@@ -100,12 +98,8 @@ def dense(
     ] = None,
     detail: Annotated[bool, typer.Option("--detail", help="With several models: every model's full table too.")] = False,
     json: Json = None,
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out images without a file, counted, instead of stopping.")
-    ] = False,
-    skip_rows: Annotated[
-        bool, typer.Option("--skip-rows", help="Leave out rows that cannot be used, counted, instead of stopping.")
-    ] = False,
+    skip_missing: Skip = False,
+    skip_rows: SkipRows = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images and texts a forward pass.")] = 32,
     seed: Seed = 0,
     device: Device = None,
@@ -123,17 +117,17 @@ def dense(
     from clipmend.evaluation.results import write_json
 
     console = Console(highlight=False)
-    splits = _one_each(split, sets, "--split")
+    splits = one_each(split, sets, "--split")
     options = set_options(reader_options(option), [*sets])
     tests = []
     for number, name in enumerate(sets):
-        given = _one_each(image_root, sets, "--image-root", spread=False)[number]
+        given = one_each(image_root, sets, "--image-root", spread=False)[number]
         tests.append(read_test(name, data[number], splits[number], given, skip_rows, skip_missing, options.get(name, {})))
     if twins is not None:
         from clipmend.evaluation.dense_overlap import read_twins
 
         tests[0].data.twins = read_twins(twins, tests[0].data)
-    training = _training(train_set or [], train_data or [], train_split, len(names), epochs is not None, DENSE_SETS)
+    training = read_training(train_set or [], train_data or [], train_split, len(names), epochs is not None, DENSE_SETS)
     settings = {
         "ks": ks,
         "on_missing": "skip" if skip_missing else "error",
@@ -162,14 +156,6 @@ def dense(
             for result in row:
                 written.append(result.to_dict() | _about(result, labels[number] if labels else "", published))
         console.print(f"written: {write_json(json, written[0] if len(written) == 1 else written)}", soft_wrap=True)
-
-
-@dataclass
-class Test:
-    """A test set, and the digests of its images."""
-
-    data: DenseData
-    digests: list[str]
 
 
 def _check(
@@ -201,98 +187,6 @@ def _check(
         raise ValueError(f"give a --trained for each model, or none: there are {len(names)} models and {len(trained)} --trained")
     if detail and len(names) == 1:
         raise ValueError("--detail is for several models: one model's full table is shown anyway")
-
-
-def without_set(data: list[Path]) -> ValueError:
-    """The error for ``--data`` without ``--set``: the sets by name, and the one that the path looks like."""
-    from clipmend.data.dense import DENSE_SETS
-    from clipmend.data.readers import recognise
-
-    likely = ""
-    if data:
-        try:
-            likely = recognise(data[0])[0]
-        except (ValueError, OSError):  # nothing is there, or nothing that is known: then there is nothing to suggest
-            likely = ""
-    names = f"the sets are {', '.join(sorted(DENSE_SETS))}"
-    if not data:
-        return ValueError(f"give a --data for each --set: there is neither; {names}")
-    looks = f"; {data[0]} looks like --set {likely}" if likely in DENSE_SETS else ""
-    return ValueError(f"give a --set for each --data: there are 0 --set and {len(data)} --data{looks}; {names}")
-
-
-def _one_each(values: list[Any] | None, sets: list[str], name: str, spread: bool = True) -> list[Any]:
-    if not values:
-        return [None] * len(sets)
-    if len(values) == 1 and (spread or len(sets) == 1):
-        return list(values) * len(sets)
-    if len(values) != len(sets):
-        raise ValueError(f"give one {name} for each --set{', or one for all' if spread else ''}, not {len(values)}")
-    return list(values)
-
-
-def set_options(given: dict[str, Any], sets: list[str]) -> dict[str, dict[str, Any]]:
-    """The options of each set.
-
-    Raises:
-        ValueError: an option that none of the sets takes.
-    """
-    from clipmend.data.dense import DENSE_SETS
-
-    takes = {name: set(DENSE_SETS[name].options()) for name in sets if name in DENSE_SETS}
-    unknown = [option for option in given if takes and not any(option in options for options in takes.values())]
-    if unknown:
-        known = ", ".join(sorted({option for options in takes.values() for option in options})) or "no options"
-        raise ValueError(f"--option {unknown[0]}: none of these sets takes it; they take {known}")
-    return {name: {option: value for option, value in given.items() if option in options} for name, options in takes.items()}
-
-
-def read_test(
-    name: str, path: Path, split: str | None, image_root: Path | None, skip_rows: bool, skip_missing: bool, options: dict[str, Any]
-) -> Test:
-    from clipmend.data.dense import read_dense
-
-    on_error: Any = "skip" if skip_rows else "raise"
-    found = read_dense(name, path, split=split, image_root=image_root, on_error=on_error, **options)
-    missing = found.missing()
-    if missing and not skip_missing:
-        raise found.missing_error(missing)  # before any model is loaded
-    with _bar("Reading the images for their digests", len(found.images)) as advance:
-        return Test(found, found.digests(advance=advance))
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[], Any]]:
-    """A progress bar on a terminal; gives what to call after each item."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
-def _training(
-    sets: list[str], paths: list[Path], split: str | None, models: int, curve: bool, known: dict[str, Any]
-) -> list[DenseData]:
-    from clipmend.data.dense import read_dense
-
-    if len(sets) != len(paths):
-        raise ValueError(f"give a --train-data for each --train-set: there are {len(sets)} and {len(paths)}")
-    if split is not None and not sets:
-        raise ValueError("--train-split needs --train-set and --train-data")
-    if len(sets) > 1 and (curve or len(sets) != models):
-        raise ValueError(f"give one --train-set, or one for each model: there are {len(sets)} for {models} models")
-    found: dict[tuple[str, str], DenseData] = {}
-    for name, path in zip(sets, paths, strict=True):
-        own = known.get(name)
-        usual = "train" if own is not None and own.default == "test" and (not own.splits or "train" in own.splits) else None
-        if (name, str(path)) not in found:
-            found[name, str(path)] = read_dense(name, path, split=split or usual, on_error="skip")
-    return [found[name, str(path)] for name, path in zip(sets, paths, strict=True)]
 
 
 def _load(name: str, device: str | None) -> Any:

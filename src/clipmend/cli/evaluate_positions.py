@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from clipmend.cli.data_check import reader_options
+from clipmend.cli.dense_inputs import SkipRows, read_test, set_options, without_set
 from clipmend.cli.encoders import MODEL_HELP
-from clipmend.cli.evaluate import Device, Json, cut_offs
+from clipmend.cli.evaluate import Device, Json, Skip, cut_offs
 
 __all__ = ["add_commands"]
 
@@ -54,12 +55,8 @@ def positions(
     at: Annotated[str, typer.Option("--at", help="Cut-offs of recall, separated by commas.")] = "1,5",
     json: Json = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the changes of recall to this .png, .svg or .pdf.")] = None,
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out images without a file, counted, instead of stopping.")
-    ] = False,
-    skip_rows: Annotated[
-        bool, typer.Option("--skip-rows", help="Leave out rows that cannot be used, counted, instead of stopping.")
-    ] = False,
+    skip_missing: Skip = False,
+    skip_rows: SkipRows = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images and texts a forward pass.")] = 32,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random order and of the intervals.")] = 0,
     device: Device = None,
@@ -75,7 +72,6 @@ def positions(
     from rich.console import Console
 
     import clipmend
-    from clipmend.cli.evaluate_dense import read_test, set_options, without_set
     from clipmend.evaluation.position_lens import evaluate_positions, plot_positions
     from clipmend.evaluation.results import write_json
 
