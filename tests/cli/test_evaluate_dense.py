@@ -236,8 +236,9 @@ def test_missing_images_and_bad_rows_stop_it_or_are_counted(sets: list[str]) -> 
     assert "1 of 4 images have no file" in run("good", *one, "--skip-missing")
     with Path("t.csv").open("a") as file:
         file.write("t9.png,\n")
-    run("good", *one, "--skip-missing", fails="t.csv: line 6: caption is empty")
-    assert "1 rows left out" in run("good", *one, "--skip-missing", "--skip-rows")
+    said = run("good", *one, "--skip-missing", fails="t.csv: line 6: caption is empty")
+    assert "--skip-rows" in said
+    assert "1 row left out" in run("good", *one, "--skip-missing", "--skip-rows")
 
 
 @pytest.mark.parametrize(

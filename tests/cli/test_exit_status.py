@@ -69,3 +69,9 @@ def test_no_command_line_is_the_usage_and_status_2(
     assert status(line, monkeypatch) == 2
     assert "Usage: " in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["file", "folder"]
+
+
+def test_a_path_is_shown_as_it_is_written(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich would take ``:x:`` for a picture and ``[b]`` for a style."""
+    assert status("evaluate dense scenes --set scenes --data a:x:[b]", monkeypatch) == 1
+    assert "a:x:[b]" in capsys.readouterr().err

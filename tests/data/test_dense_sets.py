@@ -311,7 +311,7 @@ def test_broken_files_are_named_with_their_row(
         return
     assert left.skipped == 1
     assert len(left) in (whole - 1, whole)  # a row of another split costs nothing of this one
-    assert any("1 rows left out" in note and str(tmp_path) in note for note in left.notes)
+    assert any("1 row left out" in note and str(tmp_path) in note for note in left.notes)
 
 
 @pytest.mark.parametrize("name", sorted(DENSE_SETS))

@@ -70,7 +70,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as error:
         from rich.console import Console
 
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(error)}")
+        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(f"[bold red]error:[/] {_escaped(error)}")
         sys.exit(1)
 
 

@@ -77,7 +77,12 @@ def read_test(
     from clipmend.data.dense import read_dense
 
     on_error: Any = "skip" if skip_rows else "raise"
-    found = read_dense(name, path, split=split, image_root=image_root, on_error=on_error, **options)
+    try:
+        found = read_dense(name, path, split=split, image_root=image_root, on_error=on_error, **options)
+    except ValueError as error:
+        if skip_rows or ": line " not in str(error):
+            raise
+        raise ValueError(f"{error}; --skip-rows leaves such rows out, counted") from error
     missing = found.missing()
     if missing and not skip_missing:
         raise found.missing_error(missing)  # before any model is loaded

@@ -286,7 +286,7 @@ class _Gathered:
     def _notes(self, captions: Sequence[str], log: Log) -> list[str]:
         notes = list(log.notes)
         if log.skipped:
-            notes.append(f"{log.skipped:,} rows left out: {'; '.join((log.problems + log.empties)[:3])}")
+            notes.append(f"{log.skipped:,} row{'s' * (log.skipped != 1)} left out: {'; '.join((log.problems + log.empties)[:3])}")
         if self.repeated:
             notes.append(f"{self.repeated:,} captions repeated for one image, kept once")
         shared = len(captions) - len(set(captions))
