@@ -110,19 +110,29 @@ class Scene:
         try:
             objects = []
             for thing in row["objects"]:
-                x0, y0, x1, y1 = (float(v) for v in thing["box"])
+                x0, y0, x1, y1 = _read_box(thing["box"])
                 _check(thing["kind"], KINDS, "kind")
                 _check(thing["colour"], COLOURS, "colour")
                 _check(thing["size"], SIZES, "size")
                 mirrored = bool(thing.get("mirrored", False))
                 objects.append(SceneObject(thing["kind"], thing["colour"], thing["size"], (x0, y0, x1, y1), mirrored))
             _check(row["background"], BACKGROUNDS, "background")
-            variant = int(row.get("variant", 0)) % VARIANTS
+            variant = row.get("variant", 0)
+            if not isinstance(variant, int):
+                raise ValueError(f"variant is {variant!r:.60}, not a whole number")
+            variant %= VARIANTS
             return cls(row["background"], tuple(objects), variant, bool(row.get("mirrored", False)), str(row["image"]))
         except KeyError as error:
             raise ValueError(f"the field {error} is missing") from error
         except TypeError as error:
             raise ValueError(f"not a scene: {error}") from error
+
+
+def _read_box(value: Any) -> Box:
+    numbers = [float(v) for v in value]
+    if len(numbers) != 4 or not np.isfinite(numbers).all():
+        raise ValueError(f"box is {value!r:.60}, not four numbers")
+    return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
 def _check(value: Any, allowed: Any, what: str) -> None:
