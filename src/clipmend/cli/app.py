@@ -8,30 +8,23 @@ from importlib.util import find_spec
 
 import typer
 
-COMMANDS = (
-    "demo",
-    "diagnose",
-    "fit",
-    "encode",
-    "features",
-    "evaluate",
-    "benchmark",
-    "index",
-    "search",
-    "scenes",
-    "data",
-    "reproduce",
-    "filter",
-    "export",
-    "stretch",
-    "finetune",
-    "dense-stats",
-)
+PANELS = {
+    "Start here": ("demo", "scenes"),
+    "Negation": ("diagnose", "fit", "export", "reproduce"),
+    "Long captions": ("stretch", "finetune", "dense-stats"),
+    "Search": ("index", "search", "serve", "copy", "filter", "encode"),
+    "Measure": ("evaluate", "benchmark"),
+    "Data": ("data", "features"),
+}
+"""The commands as ``clipmend --help`` groups them."""
+
+COMMANDS = tuple(command for commands in PANELS.values() for command in commands)
 
 
 app = typer.Typer(
     name="clipmend",
-    help="Make CLIP-like image-text encoders say what they know: find where negation is lost, mend it, search with it.",
+    help="Make CLIP-like image-text encoders say what they know: find where negation is lost, mend it, search with it; "
+    "fine-tune on long captions with a margin that tells near-twins apart.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -54,9 +47,14 @@ def _root(
     """Options of the command itself; the work is in its sub-commands."""
 
 
-for _module in (f"clipmend.cli.{_command.replace('-', '_')}" for _command in COMMANDS):
-    if find_spec(_module):
-        import_module(_module).register(app)
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        _module = f"clipmend.cli.{_command.replace('-', '_')}"
+        if find_spec(_module):
+            import_module(_module).register(app)
+            for _registered in (*app.registered_commands, *app.registered_groups):
+                if _registered.name == _command:
+                    _registered.rich_help_panel = _panel
 
 
 def main() -> None:
