@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,26 @@ class Mended(TextSideWrapper):
 
     def __repr__(self) -> str:
         return f"Mended({self.encoder!r}, peak={self._peak}, strength={self.strength:g}, gate={self.gate})"
+
+    def adjusted(self, strength: float | None = None, gate: bool | None = None) -> Mended:
+        """The same encoder and patch at another strength or gate; the networks are shared, so that this costs nothing.
+
+        Args:
+            strength: as for the class; ``None``: as here.
+            gate: as for the class; ``None``: as here.
+
+        Raises:
+            ValueError: a strength that is negative or not finite.
+        """
+        strength = self.strength if strength is None else float(strength)
+        gate = self.gate if gate is None else bool(gate)
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ValueError(f"strength must be a number of at least 0, not {strength}")
+        if (strength, gate) == (self.strength, self.gate):
+            return self
+        other = copy(self)
+        other.strength, other.gate = strength, gate
+        return other
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "encoder":  # not set yet, or private to the backbone
@@ -259,8 +280,8 @@ class Mended(TextSideWrapper):
 
 
 def _frozen(network: Any, device: torch.device) -> Any:
-    copy: nn.Module = deepcopy(network)
-    return copy.to(device, torch.float32).eval().requires_grad_(False)
+    own: nn.Module = deepcopy(network)
+    return own.to(device, torch.float32).eval().requires_grad_(False)
 
 
 def _check_finite(unit: Tensor, norm: Tensor, texts: list[str], name: str) -> None:

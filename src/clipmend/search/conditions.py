@@ -25,7 +25,7 @@ _UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", 1)
     for tail, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(-?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _TIME = re.compile(
     r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2}))?(Z|[+-]\d{2}:?\d{2})?)?)?)?", re.IGNORECASE | re.ASCII
 )
@@ -100,9 +100,9 @@ def parse_size(text: str) -> float:
     """
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
-    number = float(match[1]) * unit if match and unit else math.nan
-    if not math.isfinite(number) and not (match and unit):
+    if match is None or unit is None:
         raise ValueError(f"{text!r} is no size: write bytes, or a number with kB, MB, GB, TB (or KiB, MiB, GiB, TiB)")
+    number = float(match[1]) * unit
     if not math.isfinite(number):
         raise ValueError(f"{text!r} is no size that a file could have")
     return number
@@ -253,7 +253,8 @@ def check_conditions(where: Sequence[Condition], fields: Mapping[str, FieldType]
             raise GalleryError(f"{name} has no field {condition.field!r}; its fields: {known}")
         if condition.op not in _OPERATORS[type_]:
             raise GalleryError(
-                f"{condition.field} is a {type_} field, which {condition.op!r} does not fit; it takes {', '.join(_OPERATORS[type_])}"
+                f"{condition.field} is a {type_} field, which {condition.op!r} does not fit; "
+                f"it takes {', '.join(_OPERATORS[type_])}"
             )
         text = isinstance(condition.value, str)
         if text != (type_ in ("text", "folder")):

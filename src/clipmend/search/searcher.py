@@ -1,0 +1,396 @@
+"""``Searcher``: ask any gallery in the query language, with or without a patch, and see what the patch changed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clipmend.search.gallery import Gallery, GalleryError, Item
+from clipmend.search.grammar import Query, QueryError, Term, parse_query
+from clipmend.search.order import Order, Page, ranks_in
+
+if TYPE_CHECKING:
+    from clipmend.backbones.base import DualEncoder, OnLong
+
+__all__ = ["DEPTH", "EVERYTHING", "Answer", "Embedder", "Found", "Searcher"]
+
+EVERYTHING = 50_000
+"""In galleries of fewer images than this, every image's rank without the patch is known."""
+DEPTH = 1000
+"""In larger ones, the ranks of the first so many."""
+
+Embedder = Callable[[Sequence[str], "float | None", "bool | None"], np.ndarray]
+"""``(texts, strength, gate)`` to unit vectors ``[n, D]``, as :meth:`Searcher.embed`; strength 0 asks for the plain ones."""
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_CANCELLED = 1e-5  # of the sum of weights: below that, what is left of the sum is rounding
+
+
+@dataclass(frozen=True)
+class Found:
+    """One image of an answer. Ranks count from 1 over all images that fulfil the query's conditions.
+
+    Attributes:
+        id: of the image.
+        item: what is known of it.
+        file: its file on this machine, where the gallery knows one.
+        rank: its rank; ``None``: beyond :attr:`Answer.depth` (in :attr:`Answer.before` alone).
+        score: what the rank is by: the cosine, plus the correction where the answer was re-ranked. 0 where nothing was ranked.
+        score_before: cosine without the patch; ``None`` where the search was not to compare.
+        rank_before: rank without the patch; ``None`` beyond :attr:`Answer.depth`.
+        cosine: of the image with the query, by the patch.
+        correction: what the patch's score correction adds; ``None`` where it was not asked for, or there is none.
+        copies: ids of images so like this one that they were left out for it, best first.
+        terms: of each term of the query, the cosine with it alone; empty unless asked for.
+    """
+
+    id: int
+    item: Item
+    file: Path | None
+    rank: int | None
+    score: float
+    score_before: float | None = None
+    rank_before: int | None = None
+    cosine: float | None = None
+    correction: float | None = None
+    copies: tuple[int, ...] = ()
+    terms: tuple[tuple[Term, float], ...] = ()
+
+    def explain(self) -> dict[str, Any]:
+        """Where the rank comes from, fit for JSON; what was not computed is ``None``."""
+        return {
+            "backbone_score": self.score_before,
+            "mended_score": self.cosine,
+            "correction": self.correction,
+            "score": self.score,
+            "rank_before": self.rank_before,
+            "rank": self.rank,
+            "terms": [
+                {"weight": term.weight, "kind": term.kind, "value": term.value, "score": score} for term, score in self.terms
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search gives.
+
+    Attributes:
+        query: as it was read.
+        hits: the page asked for, best first.
+        before: the same page of the ranking without the patch, where the search was to compare; else empty.
+        total: how many images fulfil the query's conditions: how far paging can go.
+        offset: of the page.
+        exact: whether every image was compared.
+        hint: a word of advice, or ``None``.
+        seconds: it took.
+        depth: ranks in the other ranking are known among its first so many; 0 where the search was not to compare.
+    """
+
+    query: Query
+    hits: list[Found]
+    before: list[Found]
+    total: int
+    offset: int
+    exact: bool
+    hint: str | None
+    seconds: float
+    depth: int
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """``query [D]`` of unit length; ``terms [T, D]`` unit vectors; ``norm`` of the weighted sum."""
+
+    query: np.ndarray
+    terms: np.ndarray
+    norm: float
+
+
+class Searcher:
+    """Queries of one gallery by one encoder, with or without a patch. Threads may share one.
+
+    Args:
+        gallery: what is searched.
+        encoder: the encoder whose image side made it, without a patch.
+        mended: the same with a patch, from :meth:`PeakPatch.apply`; ``None``: no patch.
+        files: whether ``image:PATH`` may open files of this machine. A service says no: then only images that come with a query
+            can be named.
+
+    Attributes:
+        gallery, encoder, mended, files: as given.
+
+    Raises:
+        GalleryError: the gallery was made by another image side.
+
+    Example::
+
+        encoder = clipmend.load("scenes")
+        mended = PeakPatch.from_pretrained("scenes").apply(encoder)
+        answer = Searcher(open_gallery("my.index"), encoder, mended).search("a beach without people", k=12, compare=True)
+        for hit in answer.hits:
+            print(hit.rank, hit.rank_before, hit.item.path)
+    """
+
+    def __init__(self, gallery: Gallery, encoder: DualEncoder, mended: DualEncoder | None = None, *, files: bool = True) -> None:
+        gallery.check(encoder)
+        if mended is not None:
+            gallery.check(mended)
+        self.gallery, self.encoder, self.mended, self.files = gallery, encoder, mended, files
+
+    def __repr__(self) -> str:
+        return f"Searcher({self.gallery.name!r}, {(self.mended or self.encoder).name!r})"
+
+    def embed(
+        self, texts: Sequence[str], strength: float | None = None, gate: bool | None = None, *, on_long: OnLong = "warn"
+    ) -> np.ndarray:
+        """Embed texts as a search does.
+
+        Args:
+            texts: the texts.
+            strength: of the patch; 0: without it; ``None``: the patch's own.
+            gate: whether texts without a negation cue are left as they are; ``None``: the patch's own.
+            on_long: what to do with texts longer than the encoder's context.
+
+        Returns:
+            float32 ``[n, D]``, unit vectors.
+
+        Raises:
+            ValueError: an empty text, or a strength or gate where there is no patch.
+        """
+        vectors = self._encoder(strength, gate).encode_texts(list(texts), on_long=on_long)
+        return vectors.cpu().numpy().astype(np.float32, copy=False)
+
+    def search(
+        self,
+        query: str | Query,
+        k: int = 20,
+        offset: int = 0,
+        *,
+        strength: float | None = None,
+        gate: bool | None = None,
+        rerank: int = 0,
+        collapse: float | None = None,
+        compare: bool = False,
+        explain: bool = False,
+        exact: bool | None = None,
+        images: Mapping[str, Any] | None = None,
+        on_long: OnLong = "warn",
+        embedder: Embedder | None = None,
+    ) -> Answer:
+        """Find the images that fit a query best.
+
+        Args:
+            query: in the query language (:mod:`clipmend.search.grammar`), or read already. Without terms, images are listed by id.
+            k: images a page.
+            offset: how many of the best to pass over.
+            strength: of the patch, for this query; 0: without it; ``None``: as the patch was applied.
+            gate: likewise, whether texts without a negation cue are left as they are.
+            rerank: order the best ``max(rerank, k)`` again by the patch's score correction; 0: by cosine alone.
+            collapse: leave out images whose cosine with a better one is at least this (0.97, say), and name them as its copies.
+            compare: also rank without the patch: ``before``, ``rank_before`` and ``score_before``.
+            explain: for each image also the correction, the cosine with each term, and what ``compare`` gives, but ``before``.
+            exact: True: compare with every image; False: approximately where the gallery can; ``None``: as it thinks best.
+            images: images that come with the query, by the name that ``image:NAME`` has: anything that the encoder takes.
+            on_long: what to do with texts longer than the encoder's context.
+            embedder: embeds the texts in place of :meth:`embed`, to gather those of several queries.
+
+        Returns:
+            the answer.
+
+        Raises:
+            QueryError: a query that cannot be read, names an image that is not there, or whose terms cancel each other out.
+            ImageError: an image that cannot be read.
+            GalleryError: a condition that the gallery cannot answer; damage.
+            ValueError: ``k``, ``offset``, ``rerank``, ``collapse``, ``strength`` out of range, or what needs a patch without one.
+        """
+        began = time.perf_counter()
+        if isinstance(query, str):
+            query = parse_query(query, self.gallery.fields)
+        active = self._check(k, offset, rerank, collapse, strength, gate)
+        total = self.gallery.count(query.where)
+        answer: dict[str, Any] = {"query": query, "total": total, "offset": offset, "hint": self._hint(query)}
+        if not query.terms:
+            hits = self._listed(query, k, offset)
+            return Answer(hits=hits, before=[], exact=True, depth=0, seconds=time.perf_counter() - began, **answer)
+
+        def embed(texts: Sequence[str], strength: float | None, gate: bool | None) -> np.ndarray:
+            return self.embed(texts, strength, gate, on_long=on_long) if embedder is None else embedder(texts, strength, gate)
+
+        others = [self._image(term, images or {}) for term in query.terms if term.kind != "text"]
+        after = _combined(query, embed(query.texts, strength, gate) if query.texts else [], others)
+        compare_any = compare or explain
+        known = max(DEPTH, offset + k) if len(self.gallery) >= EVERYTHING else total
+        depth = min(total, known) if compare_any else 0
+        ranking = Order(self.gallery, after.query, query.where, total, exact)
+        ranking.reach(max(offset + k, rerank, depth))
+        if rerank and total:
+            first = ranking.ids[: max(rerank, k)]
+            ranking.put_first(self._corrections(active, query, after, first, on_long))
+        page = ranking.page(k, offset, collapse)
+        plain, plain_page, plain_query = ranking, page, after.query
+        if compare_any:
+            patched = query.texts and active is not self.encoder
+            if patched:
+                plain_query = _combined(query, embed(query.texts, 0.0, None), others).query
+            if patched or rerank:
+                plain = Order(self.gallery, plain_query, query.where, total, exact)
+                plain.reach(depth)
+                plain_page = plain.page(k, offset, collapse) if compare else plain_page
+
+        def found(page: Page) -> list[Found]:
+            ids = page.ids
+            if not len(ids):
+                return []
+            items = self.gallery.items(ids)
+            vectors = self.gallery.vectors(ids)
+            cosines = vectors @ after.query
+            scores = ranking.scores_of(ids, cosines)
+            ranks = ranks_in(ranking.ids, ids)
+            befores = vectors @ plain_query if compare_any else None
+            before_ranks = ranks_in(plain.ids[:depth], ids) if compare_any else [None] * len(ids)
+            by_term = vectors @ after.terms.T if explain else None
+            corrections: Sequence[float | None] = [None] * len(ids)
+            if rerank or (explain and query.texts and active.corrects_scores and active is not self.encoder):
+                corrections = self._corrections(active, query, after, ids, on_long).tolist()
+            return [
+                Found(
+                    int(ids[i]),
+                    items[i],
+                    self.gallery.file(items[i]),
+                    ranks[i],
+                    float(scores[i]),
+                    None if befores is None else float(befores[i]),
+                    before_ranks[i],
+                    float(cosines[i]),
+                    corrections[i],
+                    page.copies[i],
+                    () if by_term is None else tuple(zip(query.terms, map(float, by_term[i]), strict=True)),
+                )
+                for i in range(len(ids))
+            ]
+
+        hits = found(page)
+        before = found(plain_page) if compare else []
+        is_exact = ranking.exact and plain.exact
+        return Answer(hits=hits, before=before, exact=is_exact, depth=depth, seconds=time.perf_counter() - began, **answer)
+
+    def _encoder(self, strength: float | None, gate: bool | None) -> DualEncoder:
+        """What embeds at this strength and gate; the plain encoder itself where that is what it comes to."""
+        if self.mended is None:
+            if strength or gate:
+                raise ValueError("strength and gate belong to a patch, and there is none here")
+            return self.encoder
+        if strength == 0:
+            return self.encoder
+        if strength is None and gate is None:
+            return self.mended
+        from clipmend.negation.mended import Mended
+
+        if not isinstance(self.mended, Mended):
+            raise ValueError(f"the strength and gate of {self.mended.name} cannot be changed: it is no Mended encoder")
+        return self.mended.adjusted(strength, gate)
+
+    def _check(
+        self, k: int, offset: int, rerank: int, collapse: float | None, strength: float | None, gate: bool | None
+    ) -> DualEncoder:
+        if k < 1:
+            raise ValueError(f"k must be at least 1 (got {k})")
+        if offset < 0:
+            raise ValueError(f"offset must be 0 or more (got {offset})")
+        if rerank < 0:
+            raise ValueError(f"rerank must be 0 (off) or more (got {rerank})")
+        if collapse is not None and not 0 < collapse <= 1:
+            raise ValueError(f"collapse is a cosine above 0 and at most 1 (got {collapse})")
+        active = self._encoder(strength, gate)
+        if rerank and not (active.corrects_scores or (self.mended is not None and self.mended.corrects_scores)):
+            raise ValueError(
+                f"rerank orders by the score correction of a patch, and {active.name} has none: leave rerank out, or apply a patch "
+                "that was fitted with one"
+            )
+        return active
+
+    def _hint(self, query: Query) -> str | None:
+        if self.mended is not None:
+            return None
+        from clipmend.search.query import negation_hint
+
+        return next((hint for text in query.texts if (hint := negation_hint(text, False, self.encoder.name))), None)
+
+    def _listed(self, query: Query, k: int, offset: int) -> list[Found]:
+        """Without terms there is nothing to rank by: images in the order of their ids."""
+        page: list[int] = []
+        passed = 0
+        for block in self.gallery.ids(query.where):
+            page.extend(int(i) for i in block[max(0, offset - passed) : max(0, offset + k - passed)])
+            passed += len(block)
+            if passed >= offset + k:
+                break
+        items = self.gallery.items(page) if page else []
+        return [Found(item.id, item, self.gallery.file(item), rank, 0.0) for rank, item in enumerate(items, offset + 1)]
+
+    def _image(self, term: Term, images: Mapping[str, Any]) -> np.ndarray:
+        """Unit vector ``[D]`` of an image that a term names."""
+        if term.kind == "like":
+            return self.gallery.vectors([self._named(term.value)])[0]
+        source: Any = images.get(term.value)
+        if source is None:
+            if _URL.match(term.value):
+                raise QueryError(f"image:{term.value} is a URL, and nothing is fetched: save the image and name its file")
+            if not self.files:
+                there = f" (there are: {', '.join(images)})" if images else ""
+                raise QueryError(f"no image called {term.value!r} came with the query{there}; files cannot be named here")
+            source = Path(term.value)
+        return self.encoder.encode_images([source])[0].float().cpu().numpy()
+
+    def _named(self, value: str) -> int:
+        """The id of ``like:VALUE``: an id if it is one that is there, else a path."""
+        if value.isdecimal() and len(value) <= 19 and int(value) < 1 << 63:
+            try:
+                self.gallery.vectors([int(value)])
+            except GalleryError:
+                pass
+            else:
+                return int(value)
+        found = self.gallery.find(value)
+        if found is None:
+            raise QueryError(f"like:{value} is neither the id nor the path of an image in {self.gallery.name}")
+        return found
+
+    def _corrections(self, active: DualEncoder, query: Query, vectors: _Vectors, ids: np.ndarray, on_long: OnLong) -> np.ndarray:
+        """What the score correction adds for each image, ``[n]``: that of each text by its share in the query's vector.
+
+        For a query of one text that is the encoder's score less the cosine.
+        """
+        if not query.texts or not len(ids):
+            return np.zeros(len(ids), np.float64)
+        import torch
+
+        prepared = active.prepare_texts(list(query.texts), on_long="truncate" if on_long == "warn" else on_long)
+        images = torch.from_numpy(np.ascontiguousarray(self.gallery.vectors(ids)))
+        scores = active.score(images, prepared).double().cpu()
+        cosines = (images @ prepared.embedding.to(images).T).double()
+        weights = np.array([term.weight for term in query.terms if term.kind == "text"]) / vectors.norm
+        return (scores - cosines).numpy() @ weights
+
+
+def _combined(query: Query, texts: Sequence[Any] | np.ndarray, others: Sequence[np.ndarray]) -> _Vectors:
+    """The weighted sum of the terms' unit vectors, itself of unit length."""
+    from_texts, from_others = iter(texts), iter(others)
+    terms = np.stack([np.asarray(next(from_texts if term.kind == "text" else from_others), np.float64) for term in query.terms])
+    lengths = np.linalg.norm(terms, axis=1, keepdims=True)
+    if not (np.isfinite(lengths).all() and lengths.all()):
+        raise QueryError("the embedding of a term of the query is zero or not finite: it has no direction to search in")
+    terms /= lengths
+    weights = np.array([term.weight for term in query.terms])
+    total = weights @ terms
+    norm = float(np.linalg.norm(total))
+    if norm <= _CANCELLED * np.abs(weights).sum():
+        raise QueryError("the terms of the query cancel each other out: nothing is left to look for")
+    return _Vectors((total / norm).astype(np.float32), terms.astype(np.float32), norm)
