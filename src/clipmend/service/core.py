@@ -1,0 +1,263 @@
+"""What the service does, apart from HTTP: searches, embeddings and what it says of itself, each a call that blocks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from clipmend import __version__
+from clipmend.data.images import ImageError, open_image
+from clipmend.search.conditions import check_conditions
+from clipmend.search.gallery import GalleryError
+from clipmend.search.grammar import Query, Term, parse_query
+from clipmend.search.searcher import Answer, Found, Searcher
+from clipmend.service.batching import TextBatcher
+from clipmend.service.errors import ServiceError
+from clipmend.service.metrics import Metrics
+from clipmend.service.requests import EmbeddingsRequest, SearchRequest
+from clipmend.service.settings import Settings
+
+__all__ = ["UPLOAD", "Service"]
+
+log = logging.getLogger("clipmend.service")
+
+UPLOAD = "upload"
+"""The name by which a query speaks of the image that came with it: ``image:upload``."""
+
+_EXAMPLES = ("a beach without people", "a street with no cars", '"a beach" - "people"')
+_FOLDERS = 200
+
+
+class Service:
+    """A searcher, asked by many threads.
+
+    Args:
+        searcher: whose ``files`` is False: a query must not open files of this machine.
+        settings: limits.
+        metrics: told of every forward pass.
+
+    Raises:
+        ValueError: the searcher would open files.
+    """
+
+    def __init__(self, searcher: Searcher, settings: Settings, metrics: Metrics) -> None:
+        if searcher.files:
+            raise ValueError("a service must not open files that a query names: make its Searcher with files=False")
+        self.searcher, self.settings = searcher, settings
+        self.gallery = searcher.gallery
+        self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: metrics.batch_texts.observe(count))
+        self.model = settings.model or searcher.encoder.name
+        metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
+
+    def warm_up(self) -> None:
+        """Embed and search once, so that the first client does not pay for what is made on first use."""
+        self.searcher.search("a picture", k=1, embedder=self.batcher)
+
+    def close(self) -> None:
+        """End the batching thread and let go of the gallery."""
+        self.batcher.close()
+        self.gallery.close()
+
+    def models(self) -> list[str]:
+        """The names that embeddings can be asked of: the encoder, and the encoder with its patch."""
+        return [self.model] if self.searcher.mended is None else [self.model, f"{self.model}+patch"]
+
+    def about(self) -> dict[str, Any]:
+        """What the page needs to know."""
+        mended = self.searcher.mended
+        patch = None
+        if mended is not None:
+            patch = {
+                "name": self.settings.patch,
+                "strength": float(getattr(mended, "strength", 1.0)),
+                "corrects_scores": mended.corrects_scores,
+            }
+        folders = self.gallery.values("folder", _FOLDERS) if self.gallery.fields.get("folder") == "folder" else []
+        return {
+            "name": _plain(self.settings.name or self.gallery.name),
+            "count": len(self.gallery),
+            "model": self.model,
+            "patch": patch,
+            "fields": dict(self.gallery.fields),
+            "folders": [[_plain(name), count] for name, count in folders],
+            "examples": list(self.settings.examples or _EXAMPLES),
+            "embed_dim": self.gallery.embed_dim,
+            "version": __version__,
+        }
+
+    def search(self, request: SearchRequest, upload: bytes | None = None) -> dict[str, Any]:
+        """Answer a search.
+
+        Args:
+            request: checked already.
+            upload: an image that came with it.
+
+        Raises:
+            ServiceError: 422, with the reason.
+        """
+        images: dict[str, Image.Image] = {}
+        if upload is not None:
+            images[UPLOAD] = self._decoded(upload)
+        try:
+            query = self._read(request.query, images)
+            answer = self.searcher.search(
+                query,
+                request.k,
+                request.offset,
+                strength=request.strength,
+                gate=request.gate,
+                rerank=request.rerank,
+                collapse=request.collapse,
+                compare=request.compare,
+                exact=request.exact,
+                images=images,
+                on_long="error",
+                embedder=self.batcher,
+            )
+        except GalleryError:  # conditions were checked, so this is damage: no fault of the client's, and none of its business
+            raise
+        except ValueError as error:
+            raise ServiceError(422, "invalid_query", _plain(str(error)), "query") from error
+        if self.settings.log_queries:
+            log.info("query", extra={"data": {"query": request.query, "total": answer.total, "hits": len(answer.hits)}})
+        return self._answer(request, answer)
+
+    def embeddings(self, request: EmbeddingsRequest) -> dict[str, Any]:
+        """Embed texts, in OpenAI's shape.
+
+        Raises:
+            ServiceError: 404, a model that is not here; 422, what cannot be embedded.
+        """
+        texts = [request.input] if isinstance(request.input, str) else request.input
+        limits = self.settings
+        models = self.models()
+        if request.model not in models:
+            shown = request.model[:100]
+            raise ServiceError(
+                404, "model_not_found", f"there is no model {shown!r} here; there is {' and '.join(models)}", "model"
+            )
+        if request.dimensions not in (None, self.gallery.embed_dim):
+            message = f"the model has {self.gallery.embed_dim} dimensions, and its vectors cannot be shortened"
+            raise ServiceError(422, "invalid_request", message, "dimensions")
+        if len(texts) > limits.max_texts:
+            raise ServiceError(422, "invalid_request", f"{len(texts)} texts; at most {limits.max_texts} a request", "input")
+        for row, text in enumerate(texts):
+            if len(text) > limits.max_text:
+                message = f"text {row} has {len(text):,} characters; at most {limits.max_text:,}"
+                raise ServiceError(422, "invalid_request", message, "input")
+            if not text.strip():
+                raise ServiceError(422, "invalid_request", f"text {row} is empty", "input")
+        patched = request.model != models[0]
+        if not patched and (request.strength or request.gate):
+            raise ServiceError(422, "invalid_request", f"strength and gate belong to a patch: ask {self.model}+patch", "strength")
+        try:
+            vectors = self.batcher(texts, request.strength if patched else 0.0, request.gate if patched else None)
+        except ValueError as error:
+            raise ServiceError(422, "invalid_request", _plain(str(error)), "input") from error
+        tokens = self._tokens(texts)
+        rows = np.ascontiguousarray(vectors, "<f4")
+        as_text = request.encoding_format == "base64"
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(row.tobytes()).decode() if as_text else row.tolist(),
+            }
+            for index, row in enumerate(rows)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": request.model, "usage": usage}
+
+    def _embed(self, texts: list[str], strength: float | None, gate: bool | None) -> np.ndarray:
+        # A text that would be cut is an error here: its end would be passed over without a word otherwise.
+        return self.searcher.embed(texts, strength, gate, on_long="error")
+
+    def _read(self, text: str, images: Mapping[str, Image.Image]) -> Query:
+        """The query; no words at all mean every image, or the image that was sent."""
+        query = parse_query(text, self.gallery.fields) if text.strip() else Query(())
+        try:
+            check_conditions(query.where, self.gallery.fields, self.gallery.name)
+        except GalleryError as error:
+            raise ServiceError(422, "invalid_query", _plain(str(error)), "query") from None
+        named = {term.value for term in query.terms if term.kind == "image"}
+        if images and not query.terms:
+            return Query((Term(1.0, "image", UPLOAD),), query.where, query.text, query.fields)
+        if images and UPLOAD not in named:
+            message = f'the query does not name the image that was sent: add it as image:{UPLOAD}, say image:{UPLOAD} - "people"'
+            raise ServiceError(422, "invalid_query", message, "query")
+        if named - set(images):
+            message = f"no image called {sorted(named - set(images))[0]!r} came with the query; send one to /search/image"
+            raise ServiceError(422, "invalid_query", _plain(message), "query")
+        return query
+
+    def _decoded(self, upload: bytes) -> Image.Image:
+        try:
+            return open_image(io.BytesIO(upload), max_pixels=self.settings.max_pixels)
+        except ImageError as error:
+            raise ServiceError(422, "invalid_image", f"the image {error.reason}", "image") from None
+
+    def _tokens(self, texts: Sequence[str]) -> int:
+        """Tokens, special ones included; of an encoder without a text tower of ours, words."""
+        tower = getattr(self.searcher.encoder, "tower", None)
+        if tower is None:
+            return sum(len(text.split()) for text in texts)
+        return sum(len(ids) for ids in tower.tokenise(texts).ids)
+
+    def _answer(self, request: SearchRequest, answer: Answer) -> dict[str, Any]:
+        query = answer.query
+        return {
+            "query": request.query,
+            "terms": [{"weight": term.weight, "kind": term.kind, "value": _plain(term.value)} for term in query.terms],
+            "where": [{"field": c.field, "op": c.op, "value": _value(c.value)} for c in query.where],
+            "total": answer.total,
+            "offset": answer.offset,
+            "exact": answer.exact,
+            "depth": answer.depth,
+            "hint": answer.hint,
+            "milliseconds": round(1000 * answer.seconds, 2),
+            "hits": [_hit(found) for found in answer.hits],
+            "before": [_hit(found) for found in answer.before],
+        }
+
+
+def _hit(found: Found) -> dict[str, Any]:
+    fields = found.item.fields
+    return {
+        "id": found.id,
+        "path": _plain(found.item.path),
+        "rank": found.rank,
+        "score": found.score,
+        "rank_before": found.rank_before,
+        "score_before": found.score_before,
+        "correction": found.correction,
+        "width": _whole(fields.get("width")),
+        "height": _whole(fields.get("height")),
+        "fields": {name: _value(value) for name, value in fields.items() if _is_told(value)},
+        "copies": list(found.copies),
+        "thumbnail": None if found.file is None else f"/thumbnails/{found.id}",
+    }
+
+
+def _is_told(value: object) -> bool:
+    """JSON has no NaN and no infinity."""
+    return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _value(value: str | float) -> str | float:
+    return _plain(value) if isinstance(value, str) else value
+
+
+def _plain(text: str) -> str:
+    """Text as UTF-8 can hold it: the undecodable bytes of a file name become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,97 @@
+"""One JSON object a line on standard error, for requests and for what the server says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import uuid
+from datetime import datetime, timezone
+from typing import IO, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clipmend.service.errors import ServiceError, error_response
+from clipmend.service.metrics import Metrics
+
+__all__ = ["AccessLog", "JsonLines", "log_to"]
+
+log = logging.getLogger("clipmend.service")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line of JSON: ``time`` (UTC), ``level``, ``event``, and what the record brings as ``extra={"data": ...}``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "data", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True, default=str)  # escapes keep a line one line, whatever a path holds
+
+
+def log_to(stream: IO[str] | None = None, level: int = logging.INFO) -> logging.Handler:
+    """Send what the service and the server under it say to a stream as JSON lines (default: standard error)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("clipmend.service", "uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], False
+        logger.setLevel(level)
+    for name in ("clipmend.service", "uvicorn"):
+        logging.getLogger(name).addHandler(handler)
+    logging.getLogger("uvicorn.error").propagate = True  # up to "uvicorn", once
+    return handler
+
+
+class AccessLog:
+    """Gives each request an id, measures it, writes its line and counts it.
+
+    The id is the client's own ``X-Request-ID`` where that is plain, else a new one; answers carry it. A line holds no query, no
+    text, no token: method, path, status, milliseconds, bytes; the path of a search says nothing of it.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        began = time.perf_counter()
+        status, sent = 0, 0
+
+        async def passing(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", [])
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            elif message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        data: dict[str, Any] = {"id": request_id, "method": scope["method"], "path": scope["path"]}
+        try:
+            await self._app(scope, receive, passing)
+        except Exception:
+            log.exception("request failed", extra={"data": data})
+            if status:  # an answer was on its way: all that is left is to break off
+                raise
+            failure = ServiceError(500, "internal_error", "the service failed at this; its log says more")
+            await error_response(failure)(scope, receive, passing)
+        finally:
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, scope["method"] if route != "other" else "other", status).inc()
+            self._metrics.seconds.labels(route).observe(seconds)
+            data |= {"status": status, "milliseconds": round(1000 * seconds, 2), "bytes": sent}
+            data |= scope["state"].get("log", {})
+            log.info("request", extra={"data": data})
