@@ -1,0 +1,131 @@
+// One image, large, with everything that is known of it and why it stands where it stands.
+
+import { original, thumbnail } from "./api.js";
+import { fileName, ordinal } from "./tiles.js";
+
+const $ = (id) => document.getElementById(id);
+const score = (value) => (typeof value === "number" ? value.toFixed(4) : "–");
+
+function bytes(size) {
+  for (const [unit, step] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (size >= step) return `${(size / step).toFixed(1)} ${unit}`;
+  return `${size} bytes`;
+}
+
+function readable(value, type) {
+  if (type === "time") return new Date(1000 * value).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+  if (type === "size") return bytes(value);
+  return String(value);
+}
+
+function row(term, description) {
+  const dt = document.createElement("dt");
+  const dd = document.createElement("dd");
+  dt.textContent = term;
+  dd.textContent = description;
+  return [dt, dd];
+}
+
+export class Detail {
+  /** onLike(id, how): how is "only", "+" or "-". onMove(id): the image that is looked at now. */
+  constructor({ onLike, onMove }) {
+    this.dialog = $("detail");
+    this.grid = null;
+    this.position = 0;
+    $("previous").addEventListener("click", () => this.step(-1));
+    $("next").addEventListener("click", () => this.step(1));
+    this.dialog.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowLeft") this.step(-1);
+      else if (event.key === "ArrowRight") this.step(1);
+      else if (event.key === "Enter" && !event.target.closest("a, .pill, .round")) this.dialog.close();
+      else return;
+      event.preventDefault();
+    });
+    this.dialog.querySelector(".actions").addEventListener("click", (event) => {
+      const how = event.target.dataset.like;
+      if (!how) return;
+      this.dialog.close();
+      onLike(this.grid.hits[this.position].id, how);
+    });
+    this.dialog.addEventListener("close", () => onMove(this.grid, this.grid.hits[this.position].id));
+    $("detail-image").addEventListener("error", () => {
+      $("detail-image").alt = "No picture of this image can be shown.";
+    });
+  }
+
+  open(grid, id, { fields, compared, ranked, depth }) {
+    this.grid = grid;
+    this.fields = fields;
+    this.compared = compared;
+    this.ranked = ranked;
+    this.depth = depth;
+    this.position = grid.hits.findIndex((hit) => String(hit.id) === id);
+    this.fill();
+    this.dialog.showModal();
+    this.dialog.focus();
+  }
+
+  step(by) {
+    const to = this.position + by;
+    if (to < 0 || to >= this.grid.hits.length) return;
+    this.position = to;
+    this.fill();
+  }
+
+  fill() {
+    const hit = this.grid.hits[this.position];
+    const image = $("detail-image");
+    image.alt = fileName(hit.path);
+    image.src = thumbnail(hit, 1024) ?? original(hit.id);
+    $("previous").disabled = this.position === 0;
+    $("next").disabled = this.position === this.grid.hits.length - 1;
+    $("detail-title").textContent = fileName(hit.path);
+    $("detail-open").href = original(hit.id);
+    const place = (rank) => (rank === null ? `beyond ${ordinal(this.depth)}` : ordinal(rank));
+    const moved = $("detail-rank");
+    moved.replaceChildren();
+    if (this.compared) {
+      const then = document.createElement("span");
+      const now = document.createElement("strong");
+      then.textContent = `before ${place(hit.rank_before)}`;
+      now.textContent = `after ${place(hit.rank)}`;
+      moved.append(then, " → ", now);
+      moved.dataset.move = this.grid.moves.get(String(hit.id))?.kind ?? "";
+    } else if (this.ranked) {
+      moved.textContent = `rank ${place(hit.rank)}`;
+    }
+    const rows = [];
+    if (this.ranked) {
+      if (this.compared) rows.push(row("score before", score(hit.score_before)));
+      rows.push(row(this.compared ? "score after" : "score", score(hit.score)));
+      if (typeof hit.correction === "number") rows.push(row("score correction", score(hit.correction)));
+    }
+    rows.push(row("path", hit.path), row("number", String(hit.id)));
+    if (hit.width && hit.height) rows.push(row("pixels", `${hit.width} × ${hit.height}`));
+    for (const [name, value] of Object.entries(hit.fields ?? {})) {
+      if (!["name", "width", "height", "folder"].includes(name)) rows.push(row(name, readable(value, this.fields[name])));
+    }
+    $("detail-facts").replaceChildren(...rows.flat());
+    this.copies(hit);
+  }
+
+  copies(hit) {
+    const place = $("detail-copies");
+    place.replaceChildren();
+    if (!hit.copies?.length) return;
+    const title = document.createElement("h3");
+    title.textContent = hit.copies.length === 1 ? "A near-duplicate" : `${hit.copies.length} near-duplicates`;
+    place.append(title);
+    for (const id of hit.copies.slice(0, 24)) {
+      const link = document.createElement("a");
+      link.href = original(id);
+      link.target = "_blank";
+      link.rel = "noopener";
+      const image = document.createElement("img");
+      image.src = `thumbnails/${id}?size=128`;
+      image.alt = `image ${id}`;
+      image.loading = "lazy";
+      link.append(image);
+      place.append(link);
+    }
+  }
+}

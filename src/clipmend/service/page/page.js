@@ -1,0 +1,433 @@
+// The page: its state, the questions to the service, and what is shown of the answers.
+
+import * as api from "./api.js";
+import { Detail } from "./detail.js";
+import { pictures } from "./pictures.js";
+import { listen } from "./keys.js";
+import { compose, filterCount, fromAddress, toAddress, withTerm } from "./query.js";
+import { Grid, Twins, ordinal } from "./tiles.js";
+import { theme } from "./theme.js";
+
+const $ = (id) => document.getElementById(id);
+const PAGE = 24;
+const MOST = 192; // the service gives 200 at most; a multiple of every number of columns
+
+let about = { count: 0, fields: {}, folders: [], examples: [], patch: null };
+let state = fromAddress(location.search);
+let answer = null;
+let k = PAGE;
+let asking = null;
+
+const before = new Grid(document.querySelector("#before .grid"), "before");
+const after = new Grid(document.querySelector("#after .grid"), "after");
+const results = $("results");
+new Twins(results, $("thread"), [before, after]);
+
+// ---- asking --------------------------------------------------------------------------------------------------------------
+
+const asked = () => state.q.trim() !== "" || state.image !== null;
+const wantsCompare = () => about.patch !== null && state.view === "compare" && asked();
+
+function request(offset, count) {
+  const wanted = { query: compose(state, about.fields), k: count, offset };
+  if (about.patch && state.strength !== null) wanted.strength = state.strength;
+  if (about.patch && asked()) wanted.compare = wantsCompare();
+  if (state.collapse && asked()) wanted.collapse = 0.97;
+  if (state.rerank && about.patch?.corrects_scores && asked()) wanted.rerank = 100;
+  return wanted;
+}
+
+/** Ask, and show the answer. keep: how the address changes ("push", "replace" or "no"); further: add the next page. */
+async function ask({ keep = "push", further = false } = {}) {
+  asking?.abort();
+  const mine = (asking = new AbortController());
+  if (keep !== "no") history[keep === "push" ? "pushState" : "replaceState"](null, "", location.pathname + toAddress(state));
+  const late = setTimeout(() => $("progress").classList.add("on"), 150);
+  results.setAttribute("aria-busy", "true");
+  try {
+    const adds = further && !wantsCompare();
+    const found = await api.search(request(adds ? answer.hits.length : 0, wantsCompare() ? k : PAGE), state.image, mine.signal);
+    if (adds) found.hits = [...answer.hits, ...found.hits];
+    answer = found;
+    trouble(null);
+    show();
+  } catch (error) {
+    if (error.name !== "AbortError") trouble(error);
+  } finally {
+    clearTimeout(late);
+    if (asking === mine) {
+      $("progress").classList.remove("on");
+      results.removeAttribute("aria-busy");
+    }
+  }
+}
+
+/** A new question starts with the first page. */
+function fresh(keep = "push") {
+  k = PAGE;
+  return ask({ keep });
+}
+
+let pause = 0;
+function soon(keep) {
+  clearTimeout(pause);
+  pause = setTimeout(() => fresh(keep), 90);
+}
+
+// ---- showing -------------------------------------------------------------------------------------------------------------
+
+function show() {
+  const ranked = answer.terms.length > 0;
+  // A patch changes how words are read: where the query has none there is nothing to compare.
+  const compared = wantsCompare() && Array.isArray(answer.before) && answer.terms.some((term) => term.kind === "text");
+  const words = answer.hits.length ? headline(ranked, compared) : "";
+  results.classList.toggle("compare", compared);
+  $("before").hidden = !compared;
+  const title = $("after-title");
+  title.textContent = compared ? "After " : words;
+  if (compared) {
+    const small = document.createElement("small");
+    small.textContent = `with the patch ${about.patch.name}`;
+    title.append(small);
+  }
+  const options = compared ? { shown: Math.max(answer.before.length, answer.hits.length), depth: answer.depth } : {};
+  if (compared) before.show(answer.before, options);
+  else before.show([]);
+  after.show(answer.hits, { ...options, ranked });
+  const tile = results.querySelector('.tile[tabindex="0"]') ?? after.list.querySelector(".tile");
+  if (tile) tile.tabIndex = 0;
+  summary(compared, ranked);
+  understood();
+  hint();
+  empty();
+  const can = compared ? answer.hits.length < Math.min(answer.total, MOST) : answer.hits.length < Math.min(answer.total, 10000);
+  $("more").hidden = !can || !answer.hits.length;
+  $("examples").hidden = asked() || !about.examples.length;
+  document.title = state.q.trim() ? `${state.q.trim()} · clipmend` : "clipmend";
+}
+
+function headline(ranked, compared) {
+  const total = `${ordinal(answer.total)} ${answer.total === 1 ? "image" : "images"}`;
+  if (compared) return "";
+  return ranked ? `Best of ${total}` : total;
+}
+
+/** What came, what left, what stayed: the sentence over the two lists, and the key to their colours. */
+function summary(compared, ranked) {
+  const place = $("summary");
+  place.replaceChildren();
+  if (!answer.hits.length) return;
+  if (!compared) {
+    const words = document.createElement("span");
+    words.className = "unseen";
+    words.textContent = ranked ? `${answer.hits.length} images shown, best first` : `${answer.hits.length} images shown`;
+    place.append(words);
+    return;
+  }
+  const kinds = [...after.moves.values()].map((move) => move.kind);
+  const left = [...before.moves.values()].filter((move) => move.kind === "left").length;
+  const came = kinds.filter((kind) => kind === "came").length;
+  const same = kinds.filter((kind) => kind === "same").length;
+  const n = answer.hits.length;
+  const say = document.createElement("strong");
+  say.textContent =
+    came + left === 0
+      ? same === n ? "Nothing moved" : `The same ${n} images, in another order`
+      : came === n ? `All of the first ${n} are new` : `${came} of the first ${n} ${came === 1 ? "is" : "are"} new`;
+  place.append(say);
+  for (const [kind, count, word] of [["left", left, "left"], ["stayed", n - came, "stayed"], ["came", came, "came"]]) {
+    const part = document.createElement("span");
+    part.className = `key ${kind}`;
+    part.textContent = `${count} ${word}`;
+    place.append(part);
+  }
+}
+
+/** How the service read a query of several parts. */
+function understood() {
+  const parts = [];
+  if (answer.terms.length > 1 || answer.terms.some((term) => term.weight !== 1)) {
+    for (const { weight, kind, value } of answer.terms) {
+      const size = Math.abs(weight) === 1 ? "" : `${Math.abs(weight)} × `;
+      const what = kind === "text" ? `“${value}”` : kind === "image" && value === "upload" ? "your image" : `${kind} ${value}`;
+      parts.push([`${weight < 0 ? "−" : "+"} ${size}${what}`, weight < 0 ? "minus" : "plus"]);
+    }
+  }
+  const reads = { "=": "is", "!=": "is not", under: "in", like: "like", ">=": "from", "<=": "up to", ">": "over", "<": "under" };
+  for (const { field, op, value } of answer.where) {
+    const type = about.fields[field];
+    const shown =
+      type === "time" ? new Date(1000 * value).toLocaleDateString([], { dateStyle: "medium" })
+      : type === "size" ? (value >= 1e6 ? `${+(value / 1e6).toFixed(2)} MB` : `${+(value / 1e3).toFixed(2)} kB`)
+      : value;
+    parts.push([`${field} ${reads[op] ?? op} ${shown}`, "where"]);
+  }
+  $("understood").replaceChildren(
+    ...parts.map(([text, kind]) => {
+      const chip = document.createElement("li");
+      chip.className = `chip ${kind}`;
+      chip.textContent = text;
+      return chip;
+    }),
+  );
+}
+
+function hint() {
+  $("hint").textContent = answer.hint ?? "";
+  $("hint").hidden = !answer.hint;
+}
+
+function empty() {
+  const place = $("empty");
+  place.replaceChildren();
+  place.hidden = answer.hits.length > 0;
+  if (!place.hidden) {
+    const title = document.createElement("h2");
+    const words = document.createElement("p");
+    if (!about.count) {
+      title.textContent = "This index is empty";
+      words.textContent = "Add images to it: clipmend index MODEL FOLDER -o INDEX, then load this page again.";
+      place.append(title, words);
+      return;
+    }
+    title.textContent = "No image fits";
+    words.textContent = `None of the ${ordinal(about.count)} images fulfils every filter.`;
+    place.append(title, words);
+    if (filterCount(state)) place.append(button("Clear the filters", clearFilters));
+  }
+}
+
+function button(words, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.className = "pill";
+  made.textContent = words;
+  made.addEventListener("click", act);
+  return made;
+}
+
+/** Say what went wrong where it belongs: a query's fault under the query, the service's above the results. */
+function trouble(error) {
+  const banner = $("banner"), problem = $("problem");
+  banner.replaceChildren();
+  banner.hidden = true;
+  problem.textContent = "";
+  $("query").removeAttribute("aria-invalid");
+  results.classList.toggle("stale", error !== null);
+  if (!error) return;
+  if (error.status === 401) {
+    askToken(api.storedToken() ? "The service no longer takes this token." : "");
+    return;
+  }
+  if ([400, 404, 413, 415, 422].includes(error.status)) {
+    problem.textContent = error.message;
+    $("query").setAttribute("aria-invalid", "true");
+    return;
+  }
+  const words = document.createElement("span");
+  words.textContent =
+    error.status === 429 || error.status === 503 ? `The service is busy: ${error.message}` : error.message ?? "Something went wrong on this page.";
+  banner.append(words, button("Try again", () => (about.version ? ask({ keep: "no" }) : start())));
+  banner.hidden = false;
+}
+
+// ---- the controls --------------------------------------------------------------------------------------------------------
+
+/** Set every control to what the state says. */
+function reflect() {
+  $("query").value = state.q;
+  $("clear").hidden = !state.q && !state.image;
+  for (const name of ["from", "until", "size"]) $(name).value = state[name];
+  if (state.folder && ![...$("folder").options].some((option) => option.value === state.folder)) $("folder").add(new Option(state.folder, state.folder));
+  $("folder").value = state.folder;
+  $("collapse").checked = state.collapse;
+  $("rerank").checked = state.rerank;
+  document.querySelector(`[name=view][value=${state.view}]`).checked = true;
+  const strength = state.strength ?? about.patch?.strength ?? 1;
+  $("strength").value = strength;
+  $("strength-value").textContent = strength.toFixed(2).replace(/\.?0+$/, "");
+  $("strength").setAttribute("aria-valuetext", strength === 0 ? "0, the patch is off" : String(strength));
+  $("strength").style.setProperty("--part", `${(100 * strength) / 3}%`);
+  const count = filterCount(state);
+  $("filters-count").textContent = count;
+  $("filters-count").hidden = !count;
+}
+
+function set(changes, keep = "push") {
+  Object.assign(state, changes);
+  reflect();
+  return fresh(keep);
+}
+
+function clearFilters() {
+  return set({ folder: "", from: "", until: "", size: "", collapse: false, rerank: false });
+}
+
+function strengthen(by) {
+  if (!about.patch) return;
+  const now = state.strength ?? about.patch.strength ?? 1;
+  state.strength = Math.round(100 * Math.min(3, Math.max(0, now + by))) / 100;
+  reflect();
+  soon("replace");
+}
+
+function openHelp() {
+  const extra = Object.keys(about.fields).filter((name) => !["folder", "name", "date", "size", "width", "height"].includes(name));
+  $("help-fields").textContent = extra.length ? `Also known here: ${extra.map((name) => `${name}:…`).join("  ")}` : "";
+  $("help").showModal();
+}
+
+$("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  set({ q: $("query").value });
+});
+$("query").addEventListener("input", () => ($("clear").hidden = !$("query").value && !state.image));
+$("clear").addEventListener("click", () => {
+  upload.clear();
+  set({ q: "", image: null });
+  $("query").focus();
+});
+$("examples").addEventListener("click", (event) => {
+  const example = event.target.closest("button")?.textContent;
+  if (example) set({ q: example });
+});
+$("filters-open").addEventListener("click", () => {
+  $("filters").hidden = !$("filters").hidden;
+  $("filters-open").setAttribute("aria-expanded", String(!$("filters").hidden));
+});
+$("filters").addEventListener("change", () =>
+  set({
+    folder: $("folder").value,
+    from: $("from").value,
+    until: $("until").value,
+    size: $("size").value,
+    collapse: $("collapse").checked,
+    rerank: $("rerank").checked,
+  }),
+);
+$("filters-clear").addEventListener("click", clearFilters);
+$("strength").addEventListener("input", () => {
+  state.strength = Number($("strength").value);
+  reflect();
+  soon("replace");
+});
+document.querySelectorAll("[name=view]").forEach((choice) => choice.addEventListener("change", () => set({ view: choice.value })));
+$("more").addEventListener("click", () => {
+  if (wantsCompare()) k = Math.min(k + PAGE, MOST);
+  ask({ keep: "no", further: true });
+});
+$("help-open").addEventListener("click", openHelp);
+document.querySelectorAll("dialog .close").forEach((cross) => cross.addEventListener("click", () => cross.closest("dialog").close()));
+document.querySelectorAll("dialog:not(#token)").forEach((dialog) =>
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()),
+);
+addEventListener("popstate", () => {
+  const image = state.image;
+  state = { ...fromAddress(location.search), image };
+  reflect();
+  fresh("no");
+});
+
+const upload = pictures({
+  onPicture: (file) => set({ image: file, q: $("query").value }),
+  onRemoved: () => set({ image: null }),
+  onRefused: (words) => trouble(new api.ServiceError(415, words)),
+});
+
+const keys = listen({
+  query: $("query"),
+  results,
+  actions: {
+    help: openHelp,
+    compare: () => about.patch && set({ view: state.view === "compare" ? "after" : "compare" }),
+    weaker: () => strengthen(-0.25),
+    stronger: () => strengthen(0.25),
+  },
+});
+
+const detail = new Detail({
+  onLike: (id, how) => {
+    if (how === "only") {
+      upload.clear();
+      set({ q: `like:${id}`, image: null });
+    } else set({ q: withTerm(state.q, `${how} like:${id}`, about.fields) });
+    scrollTo({ top: 0 });
+  },
+  onMove: (grid, id) => keys.enter(grid.tile(id)),
+});
+results.addEventListener("click", (event) => {
+  const tile = event.target.closest(".tile");
+  if (!tile) return;
+  const grid = before.list.contains(tile) ? before : after;
+  const compared = results.classList.contains("compare");
+  detail.open(grid, tile.parentElement.dataset.id, { fields: about.fields, compared, ranked: answer.terms.length > 0, depth: answer.depth });
+});
+
+// ---- the start -----------------------------------------------------------------------------------------------------------
+
+function askToken(words) {
+  $("token-problem").textContent = words;
+  if (!$("token").open) $("token").showModal();
+  $("token-value").select();
+}
+$("token").addEventListener("cancel", (event) => event.preventDefault());
+$("token-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    await api.login($("token-value").value);
+    $("token").close();
+    start();
+  } catch (error) {
+    $("token-problem").textContent = error.status === 401 ? "That is not the token." : error.message;
+    $("token-value").select();
+  }
+});
+
+function introduce() {
+  const parts = [`${ordinal(about.count)} ${about.count === 1 ? "image" : "images"}`, about.model];
+  parts.push(about.patch ? `patch ${about.patch.name}` : "no patch");
+  $("about").textContent = parts.join(" · ");
+  $("about").title = about.name;
+  $("mending").hidden = !about.patch;
+  $("rerank-label").hidden = !about.patch?.corrects_scores;
+  for (const label of document.querySelectorAll("#filters [data-field]")) label.hidden = !(label.dataset.field in about.fields) || (label.dataset.field === "folder" && !about.folders.length);
+  $("folder").replaceChildren(new Option("All folders", ""), ...about.folders.map(([name, count]) => new Option(`${name || "(top)"} (${ordinal(count)})`, name)));
+  document.querySelector(".range").style.setProperty("--fitted", (about.patch?.strength ?? 1) / 3);
+  $("examples").replaceChildren(
+    ...about.examples.map((example) => {
+      const item = document.createElement("li");
+      const chip = document.createElement("button");
+      chip.type = "button";
+      chip.className = "chip";
+      chip.textContent = example;
+      item.append(chip);
+      return item;
+    }),
+  );
+}
+
+async function start() {
+  try {
+    const token = api.storedToken();
+    if (token) {
+      try {
+        await api.login(token); // the cookie for images may be gone
+      } catch (error) {
+        if (error.status === 401) api.forgetToken();
+        else throw error;
+      }
+    }
+    about = await api.about();
+  } catch (error) {
+    trouble(error);
+    return;
+  }
+  introduce();
+  reflect();
+  if (filterCount(state)) $("filters-open").click();
+  await ask({ keep: "no" });
+}
+
+theme($("theme"));
+if (!matchMedia("(hover: none)").matches) $("query").focus();
+start();
