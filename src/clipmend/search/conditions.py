@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -281,7 +282,7 @@ def _holds(value: str | float, condition: Condition) -> bool:
     if op == "under":
         return not wanted or value == wanted or str(value).startswith(f"{wanted}/")
     if op == "like":
-        return _pattern(str(wanted)).fullmatch(str(value).casefold()) is not None
+        return _pattern(str(wanted)).match(str(value).casefold()) is not None
     if isinstance(value, str) or isinstance(wanted, str):
         return False
     if op == "<":
@@ -295,6 +296,5 @@ def _holds(value: str | float, condition: Condition) -> bool:
 
 @lru_cache(maxsize=64)
 def _pattern(text: str) -> re.Pattern[str]:
-    # A run of stars is one star: patterns like "***...*x" would take exponential time otherwise.
-    text = re.sub(r"\*+", "*", text.casefold())
-    return re.compile("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in text), re.DOTALL)
+    # fnmatch's expressions never go back over what a star has taken, so that no pattern takes exponential time.
+    return re.compile(fnmatch.translate(text.casefold().replace("[", "[[]")))

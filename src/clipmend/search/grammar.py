@@ -337,9 +337,7 @@ def _arithmetic(tokens: list[_Token]) -> tuple[Term, ...]:
     for token in tokens:
         if token.kind == "sign":
             if sign is not None:
-                raise QueryError(
-                    f"two operators in a row, {sign.value} and {token.value}: a term is missing between them", token.start
-                )
+                raise QueryError(f"a term is missing between the operators {sign.value} and {token.value}", token.start)
             sign = token
         elif token.kind == "weight":
             if terms and sign is None:
