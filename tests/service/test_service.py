@@ -1,0 +1,385 @@
+"""Searches, embeddings and what the service says of itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+from fastapi.testclient import TestClient
+from tests.search.fakes import FakeEncoder, FakeMended
+from tests.service.fake_service import PictureGallery, SlowEncoder, searcher_of, unit
+
+from clipmend.search.gallery import GalleryError
+from clipmend.search.searcher import Searcher
+from clipmend.service import Settings, create_app
+from clipmend.service.requests import About, EmbeddingsAnswer, Models, SearchAnswer
+
+URL = "http://localhost"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pictures")
+
+
+@pytest.fixture(scope="module")
+def searcher(folder: Path) -> Searcher:
+    return searcher_of(folder)
+
+
+@pytest.fixture(scope="module")
+def client(searcher: Searcher) -> Iterator[TestClient]:
+    with TestClient(create_app(searcher), base_url=URL) as client:
+        yield client
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(searcher_of(tmp_path, patched=False)), base_url=URL) as client:
+        yield client
+
+
+def search(client: TestClient, **request: Any) -> dict[str, Any]:
+    answer = client.post("/search", json=request)
+    assert answer.status_code == 200, answer.text
+    SearchAnswer.model_validate(answer.json())
+    return answer.json()
+
+
+def refused(answer: Any, status: int, kind: str | None = None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) <= {"message", "type", "param"}
+    assert error["message"]
+    if kind is not None:
+        assert error["type"] == kind
+    return error
+
+
+# ---- search
+
+
+def test_a_search_is_the_searchers(client: TestClient, searcher: Searcher) -> None:
+    expected = searcher.search("no red", 5, 2, compare=True)
+    found = search(client, query="no red", k=5, offset=2, compare=True)
+    assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in expected.hits]
+    assert [hit["rank"] for hit in found["hits"]] == [3, 4, 5, 6, 7]
+    assert [hit["rank_before"] for hit in found["hits"]] == [hit.rank_before for hit in expected.hits]
+    assert [hit["id"] for hit in found["before"]] == [hit.id for hit in expected.before]
+    np.testing.assert_allclose([hit["score"] for hit in found["hits"]], [hit.score for hit in expected.hits], atol=1e-6)
+    assert (found["total"], found["offset"], found["exact"], found["depth"]) == (30, 2, True, 30)
+    assert found["terms"] == [{"weight": 1.0, "kind": "text", "value": "no red"}]
+    first = found["hits"][0]
+    assert first["thumbnail"] == f"/thumbnails/{first['id']}"
+    assert (first["width"], first["height"]) == (6, 5)
+    assert first["path"] == f"{first['fields']['folder']}/{first['fields']['name']}"
+
+
+def test_arithmetic_and_filters(client: TestClient) -> None:
+    found = search(client, query='"red" - 0.5 "blue" folder:b date<2024-05-15', k=200)
+    assert [(term["weight"], term["value"]) for term in found["terms"]] == [(1.0, "red"), (-0.5, "blue")]
+    assert {condition["field"] for condition in found["where"]} == {"folder", "date"}
+    assert found["total"] == len(found["hits"]) == 5  # of 30 images every third lies in b, and 14 are from before
+    assert {hit["fields"]["folder"] for hit in found["hits"]} == {"b"}
+
+
+def test_no_words_list_every_image(client: TestClient) -> None:
+    found = search(client, query="  ", k=3, offset=4)
+    assert [hit["id"] for hit in found["hits"]] == [4, 5, 6]
+    assert found["total"] == 30
+
+
+def test_an_image_of_the_gallery_as_the_query(client: TestClient) -> None:
+    assert search(client, query="like:7", k=1)["hits"][0]["id"] == 7
+
+
+def test_strength_nought_is_the_backbones_order(client: TestClient) -> None:
+    compared = search(client, query="no red", compare=True)
+    plain = search(client, query="no red", strength=0)
+    assert [hit["id"] for hit in plain["hits"]] == [hit["id"] for hit in compared["before"]]
+    assert plain["hits"] != compared["hits"]
+
+
+def test_a_negation_without_a_patch_gets_a_hint(plain: TestClient) -> None:
+    assert "patch" in search(plain, query="a street with no car")["hint"]
+    assert search(plain, query="a street")["hint"] is None
+    refused(plain.post("/search", json={"query": "red", "strength": 2}), 422, "invalid_query")
+    refused(plain.post("/search", json={"query": "red", "rerank": 10}), 422, "invalid_query")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"k": 0}, "k"),
+        ({"k": 201}, "k"),
+        ({"k": "3"}, "k"),
+        ({"k": True}, "k"),
+        ({"offset": 10_001}, "offset"),
+        ({"strength": 3.5}, "strength"),
+        ({"strength": -1}, "strength"),
+        ({"rerank": 1001}, "rerank"),
+        ({"collapse": 1.5}, "collapse"),
+        ({"compare": "yes"}, "compare"),
+        ({"kk": 3}, "kk"),
+        ({"query": "x" * 2001}, "query"),
+        ({"query": None}, "query"),
+        ({"query": 'a "beach'}, "query"),
+        ({"query": "colour:red"}, "query"),
+        ({"query": "date>=soon"}, "query"),
+        ({"query": "like:999"}, "query"),
+        ({"query": '"red" - "red"'}, "query"),
+        ({"query": "word " * 100}, "query"),
+    ],
+)
+def test_what_cannot_be_used_is_named(client: TestClient, change: dict[str, Any], param: str) -> None:
+    assert refused(client.post("/search", json={"query": "red", **change}), 422)["param"] == param
+
+
+def test_a_missing_query_is_named(client: TestClient) -> None:
+    assert refused(client.post("/search", json={}), 422)["param"] == "query"
+    refused(client.post("/search", json=[1]), 422)
+    refused(client.post("/search", content=b"{", headers={"Content-Type": "application/json"}), 400, "invalid_json")
+    refused(client.post("/search", content=b'{"query": "\xff"}', headers={"Content-Type": "application/json"}), 400)
+    for number in (b"NaN", b"Infinity", b"1e999"):
+        body = b'{"query": "red", "strength": ' + number + b"}"
+        refused(client.post("/search", content=body, headers={"Content-Type": "application/json"}), 422)
+    deep = b'{"query": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert client.post("/search", content=deep, headers={"Content-Type": "application/json"}).status_code in (400, 422)
+
+
+def test_damage_is_the_services_fault_and_its_words_stay_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searcher = searcher_of(tmp_path)
+    with TestClient(create_app(searcher), base_url=URL) as client:
+
+        def damaged(*_: Any, **__: Any) -> Any:
+            raise GalleryError("the index /secret/place is damaged")
+
+        searcher.gallery.nearest = damaged  # type: ignore[method-assign]
+        answer = client.post("/search", json={"query": "red"})
+    assert "secret" not in answer.text
+    refused(answer, 500, "internal_error")
+    assert any("/secret/place" in (record.exc_text or "") or record.exc_info for record in caplog.records)
+
+
+# ---- an image that is sent
+
+
+def send(client: TestClient, image: bytes, request: dict[str, Any] | None = None, name: str = "a.png") -> Any:
+    data = {} if request is None else {"request": json.dumps(request)}
+    return client.post("/search/image", files={"image": (name, image, "image/png")}, data=data)
+
+
+def test_an_image_alone_finds_itself(client: TestClient, folder: Path) -> None:
+    for id, name in ((4, "b/004.png"), (11, "c/011.png")):
+        found = send(client, (folder / name).read_bytes()).json()
+        assert found["hits"][0]["id"] == id
+        assert found["terms"] == [{"weight": 1.0, "kind": "image", "value": "upload"}]
+
+
+def test_an_image_with_words_and_filters(client: TestClient, folder: Path) -> None:
+    image = (folder / "b/004.png").read_bytes()
+    assert send(client, image, {"query": "folder:c", "k": 50}).json()["total"] == 10
+    away = send(client, image, {"query": '"red" - 100 image:upload', "k": 30}).json()
+    assert away["hits"][-1]["id"] == 4
+    error = refused(send(client, image, {"query": "red"}), 422, "invalid_query")
+    assert "image:upload" in error["message"]
+    refused(send(client, image, {"query": "image:upload + image:other.png"}), 422, "invalid_query")
+
+
+def test_what_is_no_image_is_refused(client: TestClient) -> None:
+    for body in (b"", b"\0" * 100, b"GIF89a", b"\xff\xd8\xff\xe0broken", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS"):
+        assert refused(send(client, body), 422)["param"] == "image"
+    refused(client.post("/search/image", data={"request": "{}"}, files={"other": b"x"}), 422)
+    for request in ("{", "[]", '{"k": 0}', '{"nonsense": 1}', "null", "\x00"):
+        answer = client.post("/search/image", files={"image": b"x"}, data={"request": request})
+        assert refused(answer, 422)["param"].startswith("request")
+
+
+def test_a_query_opens_no_file_and_fetches_nothing(client: TestClient, folder: Path) -> None:
+    for value in (str(folder / "b/004.png"), "b/004.png", "/etc/passwd", "http://localhost/x.png", "file:///etc/passwd", "upload"):
+        refused(client.post("/search", json={"query": f'image:"{value}"'}), 422, "invalid_query")
+    with pytest.raises(ValueError, match="files=False"):
+        create_app(Searcher(PictureGallery.of(folder), FakeEncoder()))
+
+
+# ---- embeddings
+
+
+def test_embeddings_have_openais_shape(client: TestClient) -> None:
+    answer = client.post("/v1/embeddings", json={"input": ["no red", "a dog"], "model": "fake"}).json()
+    EmbeddingsAnswer.model_validate(answer)
+    assert [row["index"] for row in answer["data"]] == [0, 1]
+    expected = FakeEncoder().encode_texts(["no red", "a dog"]).numpy()
+    np.testing.assert_allclose([row["embedding"] for row in answer["data"]], expected, atol=1e-6)
+    assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    packed = client.post("/embeddings", json={"input": "no red", "model": "fake+patch", "encoding_format": "base64"}).json()
+    vector = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(vector, FakeMended().encode_texts(["no red"])[0].numpy(), atol=1e-6)
+    assert abs(float((vector * expected[0]).sum())) > 0.9  # turned around by the patch
+    assert float((vector * expected[0]).sum()) < 0
+
+
+def test_a_search_by_an_embedding_is_the_search(client: TestClient, searcher: Searcher) -> None:
+    vector = client.post("/embeddings", json={"input": "no red", "model": "fake+patch"}).json()["data"][0]["embedding"]
+    nearest = searcher.gallery.nearest(unit(vector), 5)
+    assert nearest.ids[0].tolist() == [hit["id"] for hit in search(client, query="no red", k=5)["hits"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"model": "other"}, 404, "model"),
+        ({"dimensions": 4}, 422, "dimensions"),
+        ({"input": []}, 422, None),
+        ({"input": ["a", " "]}, 422, "input"),
+        ({"input": ""}, 422, None),
+        ({"input": [1, 2, 3]}, 422, None),
+        ({"input": ["a"] * 300}, 422, "input"),
+        ({"input": "x" * 9_000}, 422, "input"),
+        ({"input": "word " * 100}, 422, "input"),
+        ({"encoding_format": "hex"}, 422, "encoding_format"),
+        ({"strength": 1}, 422, "strength"),
+    ],
+)
+def test_embeddings_that_cannot_be(client: TestClient, change: dict[str, Any], status: int, param: str | None) -> None:
+    error = refused(client.post("/embeddings", json={"input": "a", "model": "fake", **change}), status)
+    assert param is None or error["param"] == param
+
+
+def test_models(client: TestClient, plain: TestClient) -> None:
+    for path in ("/models", "/v1/models"):
+        answer = client.get(path).json()
+        Models.model_validate(answer)
+        assert [model["id"] for model in answer["data"]] == ["fake", "fake+patch"]
+    assert [model["id"] for model in plain.get("/models").json()["data"]] == ["fake"]
+
+
+# ---- the service itself
+
+
+def test_about(client: TestClient, plain: TestClient) -> None:
+    about = client.get("/api/about").json()
+    About.model_validate(about)
+    assert about["count"] == 30
+    assert about["patch"] == {"name": "patch", "strength": 1.0, "corrects_scores": True}
+    assert sorted(about["folders"]) == [["a", 10], ["b", 10], ["c", 10]]
+    assert about["fields"]["date"] == "time"
+    assert plain.get("/api/about").json()["patch"] is None
+
+
+def test_ready_only_between_start_and_end(tmp_path: Path) -> None:
+    searcher = searcher_of(tmp_path)
+    app = create_app(searcher)
+    outside = TestClient(app, base_url=URL)
+    assert outside.get("/health").status_code == 503
+    with TestClient(app, base_url=URL) as client:
+        assert client.get("/health").json() == {"status": "ready"}
+    assert outside.get("/health").json() == {"status": "ending"}
+    assert searcher.gallery.closed  # type: ignore[attr-defined]
+    refused(outside.post("/search", json={"query": "red"}), 503, "ending")
+
+
+def test_metrics_count(tmp_path: Path) -> None:
+    encoder = SlowEncoder()
+    with TestClient(create_app(searcher_of(tmp_path, encoder)), base_url=URL) as client:
+        for _ in range(3):
+            search(client, query="no red", strength=0)
+        client.post("/search", json={"query": ""}, headers={"Content-Type": "text/plain"})
+        client.get("/thumbnails/2")
+        client.get("/thumbnails/2")
+        client.get("/no/such/" + "x" * 50)
+        text = client.get("/metrics").text
+    assert 'clipmend_requests_total{method="POST",route="/search",status="200"} 3.0' in text
+    assert 'clipmend_refused_total{reason="media_type"} 1.0' in text
+    assert 'clipmend_thumbnails_total{cached="yes"} 1.0' in text
+    assert 'route="/thumbnails/{id}"' in text
+    assert 'route="other",status="404"' in text
+    assert "xxx" not in text  # an address that a client made up is no label
+    assert "clipmend_gallery_images 30.0" in text
+    assert "clipmend_batch_texts_count 4.0" in text  # the first one warms up
+
+
+def test_interface_pages_load_nothing_from_elsewhere(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    assert {"/search", "/search/image", "/embeddings", "/v1/embeddings", "/models", "/health", "/metrics"} <= set(
+        described["paths"]
+    )
+    page = client.get("/docs")
+    assert "/thumbnails/{id}" in page.text
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    assert "<script" not in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_the_page_and_its_files(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert client.get("/", headers={"If-None-Match": page.headers["etag"]}).status_code == 304
+    for name, kind in (("page.css", "text/css"), ("page.js", "text/javascript")):
+        part = client.get(f"/page/{name}")
+        assert part.headers["content-type"].startswith(kind)
+        assert part.headers["cache-control"] == "no-cache"
+
+
+# ---- logs
+
+
+def test_logs_hold_no_query_unless_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("clipmend.service").propagate = True
+    for asked, settings in ((False, Settings()), (True, Settings(log_queries=True))):
+        caplog.clear()
+        with (
+            caplog.at_level(logging.INFO, "clipmend.service"),
+            TestClient(create_app(searcher_of(tmp_path), settings), base_url=URL) as client,
+        ):
+            search(client, query="my secret wish")
+            client.post("/embeddings", json={"input": "my secret wish", "model": "fake"})
+            client.post("/search", json={"query": "my secret wish", "k": 0})
+            client.get("/thumbnails/1?size=99")
+        data = [record.data for record in caplog.records if hasattr(record, "data")]
+        assert [(line["method"], line["path"], line["status"]) for line in data if "path" in line] == [
+            ("POST", "/search", 200),
+            ("POST", "/embeddings", 200),
+            ("POST", "/search", 422),
+            ("GET", "/thumbnails/1", 200),
+        ]
+        assert ("secret" in str([vars(record) for record in caplog.records])) is asked
+
+
+def test_a_log_line_is_json_whatever_it_holds() -> None:
+    import io
+
+    from clipmend.service.logs import JsonLines
+
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    try:
+        raise ValueError("bad\nluck \udcff")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "a %s", ("line\nbreak",), exc_info=__import__("sys").exc_info())
+    record.data = {"path": "/a\n\udcff", "when": Path("x")}
+    handler.emit(record)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1
+    read = json.loads(lines[0])
+    assert read["event"] == "a line\nbreak"
+    assert read["path"] == "/a\n\udcff"
+    assert "luck" in read["exception"]
+
+
+def test_request_ids(client: TestClient) -> None:
+    assert client.get("/health", headers={"X-Request-ID": "abc-1.2"}).headers["x-request-id"] == "abc-1.2"
+    made = client.get("/health", headers={"X-Request-ID": "no spaces; please"}).headers["x-request-id"]
+    assert len(made) == 32
+    assert made != client.get("/health").headers["x-request-id"]
