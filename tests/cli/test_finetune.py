@@ -99,7 +99,7 @@ def test_what_is_refused(model: str, photos: Path, tmp_path: Path) -> None:
     said = refused(model, *out, "--recipe", "x")
     assert "there is no recipe 'x'" in said
     assert all(name in said for name in ("dora", "hn-clip", "lora", "plain"))
-    assert "has no weight; it has" in refused(model, *out, "--set", "weight=1")
+    assert "has no weight (did you mean 'weight_decay'?); it has" in refused(model, *out, "--set", "weight=1")
     assert "write it as NAME=VALUE" in refused(model, *out, "--set", "gamma")
     assert "--keep is about stretching" in refused(model, *out, "--keep", 3)
     assert "exclude each other" in refused(model, *out, "--steps", 3, "--epochs", 2)

@@ -66,6 +66,9 @@ def finetune(
     lens_every: int | None = typer.Option(
         None, "--lens-every", min=0, help="Steps between looks through the saturation lens, drawn to OUT/lens.png (default: none)."
     ),
+    checkpoint_every: int | None = typer.Option(
+        None, "--checkpoint-every", min=1, help="Steps between checkpoints, to which a kill goes back (default: 100)."
+    ),
     seed: int | None = typer.Option(None, "--seed", min=0, help="Of batches, the held-out part and chances within the recipe."),
     config: Path | None = typer.Option(None, "--config", metavar="FILE.json", help="FinetuneConfig's fields; options come first."),
     split: str | None = typer.Option(None, "--split", help="Split of the data, where it has any (default: train)."),
@@ -119,7 +122,7 @@ def finetune(
         length=length, keep=keep, epochs=epochs, steps=steps, batch_size=batch_size, micro_batches=micro_batches,
         accumulate=accumulate, learning_rate=lr, warmup=warmup, weight_decay=weight_decay, precision=precision, freeze=freeze,
         gradient_checkpointing=gradient_checkpointing or None, validation=validation, validate_every=validate_every, choose=choose,
-        lens_every=lens_every, seed=seed,
+        lens_every=lens_every, checkpoint_every=checkpoint_every, seed=seed,
     )  # fmt: skip
     if epochs is not None and chosen.steps is not None:
         raise ValueError(f"{config} gives steps, which come before --epochs; leave one of them out")

@@ -141,7 +141,8 @@ def _bars(axis: Any, found: Findings) -> None:
 
 def _map(axis: Any, found: Findings) -> None:
     """Affirmative and negated captions after mending; the inset shows them before."""
-    for points, where in ((found.map["after"], axis), (found.map["before"], axis.inset_axes((0.02, 0.66, 0.34, 0.32)))):
+    inset = axis.inset_axes((0.02, 0.66, 0.34, 0.32))
+    for points, where in ((found.map["after"], axis), (found.map["before"], inset)):
         affirmative, negated = np.asarray(points["affirmative"]), np.asarray(points["negated"])
         for a, b in zip(affirmative, negated, strict=True):
             where.plot(*zip(a, b, strict=True), color=GREY, lw=0.5, alpha=0.6)
@@ -149,9 +150,9 @@ def _map(axis: Any, found: Findings) -> None:
         where.scatter(*affirmative.T, s=size, color=BLUE, label="with X")
         where.scatter(*negated.T, s=size, color=RED, label="without X")
         where.set(xticks=[], yticks=[])
-    axis.figure.axes[-1].set_title("before", fontsize=7, pad=2)
+    inset.text(0.04, 0.95, "before", transform=inset.transAxes, va="top", fontsize=7)
     axis.set_title("Captions with and without X, after")
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=2)
     _clean(axis)
 
 

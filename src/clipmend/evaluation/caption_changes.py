@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clipmend.data.sentences import join_sentences, split_sentences
+from clipmend.suggest import did_you_mean
 
 __all__ = ["AS_THEY_ARE", "CHANGES", "FILLER", "CaptionChange", "Changed", "change_captions", "position_changes"]
 
@@ -82,7 +83,7 @@ def position_changes(
     asked = list(CHANGES) if names is None else list(dict.fromkeys(names))
     unknown = [name for name in asked if name not in CHANGES]
     if unknown:
-        raise ValueError(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
+        raise ValueError(f"there is no change {unknown[0]!r}{did_you_mean(unknown[0], CHANGES)}; there are {', '.join(CHANGES)}")
     found = [_filler(count, tuple(filler)) for count in dict.fromkeys(fillers)] + [CHANGES[name] for name in asked]
     if not found:
         raise ValueError("name a change, or a number of filler sentences")

@@ -19,6 +19,7 @@ from clipmend.evaluation.presence import Presence, read_presence
 from clipmend.evaluation.results import Comparison, Result, compare, write_json
 from clipmend.evaluation.retrieval import RetrievalData, evaluate_retrieval, read_retrieval
 from clipmend.evaluation.tables import json_lines, problem, read_table, text_field
+from clipmend.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -242,7 +243,7 @@ def evaluate(
     wanted = list(tasks) if tasks is not None else tests.tasks()
     for task in wanted:
         if task not in TASKS:
-            raise ValueError(f"unknown task {task!r}; there are {', '.join(TASKS)}")
+            raise ValueError(f"unknown task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}")
         if task not in tests.tasks():
             raise ValueError(f"{tests.name}: no table for {task}")
     if not wanted:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clipmend.losses.hard_negative import HardNegativeLoss
 from clipmend.losses.sigmoid import SigmoidHardNegativeLoss
+from clipmend.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -286,12 +287,13 @@ def make_recipe(name: str, **values: Any) -> Recipe:
         ValueError: no such recipe or field, a value of another type or out of range.
     """
     if name not in RECIPES:
-        raise ValueError(f"there is no recipe {name!r}; choose one of {', '.join(sorted(RECIPES))}")
+        raise ValueError(f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; choose one of {', '.join(sorted(RECIPES))}")
     chosen = RECIPES[name]
     known = {f.name: f for f in fields(chosen)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ValueError(f"the recipe {name} has no {', '.join(unknown)}; it has {', '.join(known)}")
+        hint = did_you_mean(unknown[0], known)
+        raise ValueError(f"the recipe {name} has no {', '.join(unknown)}{hint}; it has {', '.join(known)}")
     typed = {}
     for key, value in values.items():
         default = known[key].default
