@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,16 @@ from search.fakes import DIM, FakeEncoder, FakeMended, colour_folder
 
 def folder_bytes(directory: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def shard_of(directory: Path) -> Path:
+    return next(directory.glob("vectors-*.npy"))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
 
 
 @pytest.fixture
@@ -51,13 +63,22 @@ def test_files_by_the_letter(tmp_path: Path, photos: Path) -> None:
     build_index(FakeEncoder(), photos, tmp_path / "index")
     manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
     assert manifest["format"] == "clipmend-image-index"
-    assert manifest["version"] == 1
+    assert manifest["version"] == 2
     assert manifest["backbone"] == {"name": "fake", "image": "image-side"}
     assert (manifest["embed_dim"], manifest["count"], manifest["dtype"]) == (DIM, 20, "float32")
-    rows = [json.loads(line) for line in (tmp_path / "index" / manifest["table"]["file"]).read_text().splitlines()]
-    assert [row["path"] for row in rows] == sorted(row["path"] for row in rows)
-    assert set(rows[0]) == {"path", "size", "mtime_ns", "sha256", "width", "height", "row"}
-    vectors = np.load(tmp_path / "index" / manifest["shards"][0]["file"])
+    data = (tmp_path / "index" / "index.sqlite").read_bytes()
+    assert manifest["database"] == hashlib.sha256(data).hexdigest()
+    with sqlite3.connect(tmp_path / "index" / "index.sqlite") as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert dict(database.execute("SELECT key, value FROM meta"))["id"] == manifest["id"]
+        assert database.execute("SELECT count(*) FROM images").fetchone() == (20,)
+        ((file_number, first, rows, sha256),) = database.execute("SELECT * FROM shards").fetchall()
+    assert (first, rows) == (0, 20)
+    shard = tmp_path / "index" / f"vectors-{file_number:06d}.npy"
+    assert hashlib.sha256(shard.read_bytes()).hexdigest() == sha256
+    names = {path.name for path in (tmp_path / "index").iterdir()}
+    assert names == {"manifest.json", "index.sqlite", "skipped.json", ".lock", shard.name}
+    vectors = np.load(shard)
     assert vectors.dtype == np.float32
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     assert json.loads((tmp_path / "index" / "skipped.json").read_text()) == []
@@ -146,8 +167,8 @@ def test_an_empty_folder_never_wipes_an_index(tmp_path: Path, photos: Path) -> N
 
 
 def test_dead_rows_are_compacted_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipmend.search.build.LEAST_DEAD", 5)
-    monkeypatch.setattr("clipmend.search.build.SHARD_ROWS", 4)
+    monkeypatch.setattr("clipmend.search.maintain.LEAST_DEAD", 5)
+    monkeypatch.setattr("clipmend.search.writer.SHARD_ROWS", 4)
     photos = tmp_path / "photos"
     colour_folder(photos, 30)
     encoder = FakeEncoder()
@@ -167,7 +188,7 @@ def test_dead_rows_are_compacted_away(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_many_small_updates_do_not_leave_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipmend.search.build.MOST_SHARDS", 3)
+    monkeypatch.setattr("clipmend.search.maintain.MOST_SHARDS", 3)
     encoder = FakeEncoder()
     for count in range(2, 12):
         colour_folder(tmp_path / "photos", count)
@@ -277,14 +298,19 @@ def test_one_writer_at_a_time(tmp_path: Path, photos: Path) -> None:
         (lambda d, m: (d / "manifest.json").write_text('{"format": "x"}'), "not the manifest of an image index"),
         (lambda d, m: (d / "manifest.json").write_text(json.dumps({**m, "version": 99})), "format version 99"),
         (lambda d, m: (d / "manifest.json").write_text(json.dumps({**m, "count": "many"})), "lacks what it must say"),
-        (lambda d, m: (d / "manifest.json").write_text(json.dumps({k: v for k, v in m.items() if k != "shards"})), "lacks"),
-        (lambda d, m: (d / m["table"]["file"]).unlink(), "cannot be read"),
-        (lambda d, m: (d / m["table"]["file"]).write_text("{}\n"), "its digest differs"),
-        (lambda d, m: (d / m["shards"][0]["file"]).unlink(), "cannot be read"),
-        (lambda d, m: (d / m["shards"][0]["file"]).write_bytes(b""), "cannot be read"),
-        (lambda d, m: os.truncate(d / m["shards"][0]["file"], 300), "cannot be read"),
-        (lambda d, m: np.save(d / m["shards"][0]["file"], np.zeros((20, 3), np.float32)), "the manifest says"),
-        (lambda d, m: np.save(d / m["shards"][0]["file"], np.array([{}], object)), "cannot be read"),
+        (lambda d, m: (d / "manifest.json").write_text(json.dumps({k: v for k, v in m.items() if k != "dtype"})), "lacks.*dtype"),
+        (lambda d, m: (d / "manifest.json").write_text(json.dumps({**m, "backbone": {}})), "lacks.*backbone"),
+        (lambda d, m: (d / "manifest.json").write_text(json.dumps({**m, "id": "another"})), "is of another index than"),
+        (lambda d, m: (d / "manifest.json").write_text(json.dumps({**m, "generation": 10**6})), "is older than"),
+        (lambda d, m: (d / "index.sqlite").unlink(), "index.sqlite is missing"),
+        (lambda d, m: (d / "index.sqlite").write_bytes(b""), "cannot be used"),
+        (lambda d, m: (d / "index.sqlite").write_bytes(b"no database" * 1000), "cannot be used"),
+        (lambda d, m: flip(d / "index.sqlite", -1), "its digest differs"),
+        (lambda d, m: shard_of(d).unlink(), "cannot be read"),
+        (lambda d, m: shard_of(d).write_bytes(b""), "cannot be read"),
+        (lambda d, m: os.truncate(shard_of(d), 300), "cannot be read"),
+        (lambda d, m: np.save(shard_of(d), np.zeros((20, 3), np.float32)), "the index says"),
+        (lambda d, m: np.save(shard_of(d), np.array([{}], object)), "cannot be read"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, photos: Path, damage: object, message: str) -> None:
@@ -348,7 +374,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> ImageIndex:
     """Several shards, dead rows, copies (equal vectors), rows in another order than paths."""
     root = tmp_path_factory.mktemp("sharded")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clipmend.search.build.SHARD_ROWS", 7)
+        patch.setattr("clipmend.search.writer.SHARD_ROWS", 7)
         colour_folder(root / "photos", 45)
         index = ImageIndex.build(FakeEncoder(), root / "photos", root / "index", batch_size=5)
         for i in (3, 10, 20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipmend.search import ImageIndex, ImageIndexError, build_index, store
+from clipmend.search import ImageIndex, ImageIndexError, build_index, database, store
 from search.fakes import FakeEncoder, colour_folder
 
 COUNT = 40
@@ -27,8 +28,9 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipmend.search.build.SHARD_ROWS", 6)
-    monkeypatch.setattr("clipmend.search.build.LEAST_DEAD", 4)
+    monkeypatch.setattr("clipmend.search.writer.SHARD_ROWS", 6)
+    monkeypatch.setattr("clipmend.search.maintain.LEAST_DEAD", 4)
+    monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
     monkeypatch.setattr(os, "fsync", lambda _: None)  # these deaths are of the process, not of the machine: spare the disk
 
 
@@ -50,9 +52,10 @@ def assert_like_fresh(directory: Path, photos: Path, scratch: Path) -> None:
         query = np.random.default_rng(seed).normal(size=index.embed_dim)
         for a, b in zip(index.search(query, 15), fresh.search(query, 15), strict=True):
             assert np.allclose(a, b, atol=1e-6)
-    manifest = store.read_manifest(directory)
-    named = {s.file for s in manifest.shards} | {s.file.replace(".npy", ".jsonl") for s in manifest.shards}
-    assert {p.name for p in directory.iterdir()} == named | {manifest.table["file"], "manifest.json", "skipped.json", ".lock"}
+    with sqlite3.connect(directory / store.DATABASE) as known:
+        named = {f"vectors-{number:06d}.npy" for (number,) in known.execute("SELECT number FROM shards")}
+        assert known.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert {p.name for p in directory.iterdir()} == named | {"manifest.json", "index.sqlite", "skipped.json", ".lock"}
     shutil.rmtree(scratch)
 
 
@@ -85,6 +88,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], int]:
     """
     count = 0
     real_replace, real_unlink, real_write = os.replace, Path.unlink, store.write_atomically
+    real_commit = database.commit
 
     def tick() -> None:
         nonlocal count
@@ -106,6 +110,12 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], int]:
         tick()
         real_write(path, data)
 
+    def commit(connection: sqlite3.Connection) -> None:
+        tick()  # before it: a transaction that is taken back
+        real_commit(connection)
+        tick()  # after it: what must follow did not
+
+    monkeypatch.setattr(database, "commit", commit)
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(Path, "unlink", unlink)
     monkeypatch.setattr(store, "write_atomically", write)
@@ -167,8 +177,8 @@ def test_killed_at_every_step_of_an_update_the_old_index_stays_or_the_new_one_is
 SCRIPT = """
 import random, sys
 from search.fakes import FakeEncoder, die_after
-import clipmend.search.build as build
-build.SHARD_ROWS = 6
+from clipmend.search import build, writer
+writer.SHARD_ROWS = 6
 build.build_index(FakeEncoder(before_batch=die_after(int(sys.argv[3]))), sys.argv[1], sys.argv[2], batch_size=2)
 """
 
@@ -205,26 +215,24 @@ def test_what_another_encoder_left_is_not_adopted(tmp_path: Path, photos: Path) 
     (tmp_path / "index" / "manifest.json").unlink()  # a user starts again, by half
     with pytest.raises(ImageIndexError, match="not an image index and not empty"):
         build_index(FakeEncoder(image="other"), photos, tmp_path / "index")
-    manifest = store.Manifest(backbone={"name": "x", "image": "other"}, embed_dim=8, dtype="float32", root="", relative_root="")
+    manifest = store.Manifest("another id", {"name": "x", "image": "other"}, embed_dim=8, dtype="float32")
     store.write_manifest(tmp_path / "index", manifest)
-    encoder = FakeEncoder(image="other")
-    report = build_index(encoder, photos, tmp_path / "index")
-    assert (encoder.embedded, report.resumed) == (COUNT, 0)
+    with pytest.raises(ImageIndexError, match="is of another index"):
+        build_index(FakeEncoder(image="other"), photos, tmp_path / "index")
 
 
-def test_a_damaged_leftover_is_embedded_again(tmp_path: Path, photos: Path) -> None:
+def test_leftovers_are_removed(tmp_path: Path, photos: Path) -> None:
     def interrupt(embedded: int) -> None:
         if embedded >= 12:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         build_index(FakeEncoder(before_batch=interrupt), photos, tmp_path / "index", batch_size=6)
-    first, second = sorted((tmp_path / "index").glob("vectors-*.npy"))
-    os.truncate(first, 200)
-    second.with_suffix(".jsonl").write_text('{"file": "vectors-00')
+    for name in ("vectors-000002.npy", "vectors-000003.npy.tmp", "manifest.json.tmp", "nearest-4.usearch"):
+        (tmp_path / "index" / name).write_bytes(b"half")  # written, never named
     encoder = FakeEncoder()
-    assert build_index(encoder, photos, tmp_path / "index").resumed == 0
-    assert encoder.embedded == COUNT
+    assert build_index(encoder, photos, tmp_path / "index").resumed == 12
+    assert encoder.embedded == COUNT - 12
     assert_like_fresh(tmp_path / "index", photos, tmp_path / "fresh")
 
 

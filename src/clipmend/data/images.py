@@ -22,7 +22,9 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,11 +41,13 @@ __all__ = [
     "ImageSource",
     "check_header",
     "contact_sheet",
+    "date_taken",
     "display_path",
     "find_image",
     "find_images",
     "not_found",
     "open_image",
+    "walk_images",
 ]
 
 ImageSource = str | os.PathLike[str] | IO[bytes] | Image.Image
@@ -205,9 +209,28 @@ def _open_header(file: IO[bytes], name: str) -> Image.Image:
             return Image.open(file, formats=formats)
         except UnidentifiedImageError:
             file.seek(start)
-            raise ImageError(name, _what_it_is(file.read(64))) from None
+            head = file.read(64)
+            if "HEIF" not in formats and _is_heic(head) and _heic_opener():
+                file.seek(start)
+                with suppress(UnidentifiedImageError):
+                    return Image.open(file, formats=("HEIF",))
+            raise ImageError(name, _what_it_is(head)) from None
         finally:
             Image.MAX_IMAGE_PIXELS = limit
+
+
+def _is_heic(head: bytes) -> bool:
+    return head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1", b"hevc", b"hevx")
+
+
+def _heic_opener() -> bool:
+    """Teach Pillow to read HEIC, where the package for it is installed."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
 
 
 def _what_it_is(head: bytes) -> str:
@@ -218,8 +241,10 @@ def _what_it_is(head: bytes) -> str:
         return "is a Git LFS pointer, not the image itself; run 'git lfs pull'"
     if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
         return "is a web page, not an image; the download went wrong"
-    if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1", b"hevc"):
-        return "is a HEIC image, which Pillow cannot read; convert it to JPEG, or install pillow-heif and register it"
+    if _is_heic(head):
+        if _heic_opener():
+            return "starts as a HEIC image does, but its header is damaged; export it again"
+        return "is a HEIC image, which needs one more package: pip install 'clipmend[heic]', or convert it to JPEG"
     if head.startswith((b"%!PS", b"\xc5\xd0\xd3\xc6")):
         return "is PostScript, which is not opened because that means running it; convert it to PNG"
     for magic, kind in _MAGIC.items():
@@ -361,13 +386,30 @@ def find_images(folder: str | os.PathLike[str], *, on_error: Callable[[Path, str
     Raises:
         FileNotFoundError, NotADirectoryError: ``folder`` is not there, or not a folder.
     """
+    report = on_error or (lambda path, reason: warnings.warn(f"{display_path(path)}: {reason}", stacklevel=4))
+    return sorted((Path(path) for path, _ in walk_images(folder, on_error=report)), key=os.fsencode)
+
+
+def walk_images(
+    folder: str | os.PathLike[str], *, on_error: Callable[[Path, str], None]
+) -> Iterator[tuple[str, os.stat_result | None]]:
+    """The same files as :func:`find_images`, one after the other as they are come upon: folder by folder, in a fixed order.
+
+    Args:
+        folder: where to look.
+        on_error: called with a path and a reason for each folder that cannot be listed.
+
+    Yields:
+        Each file's path, and its status (of what a link leads to), ``None`` where it has none.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: ``folder`` is not there, or not a folder.
+    """
     root = Path(folder)
     if not root.exists():
         raise FileNotFoundError(f"no such folder: {display_path(root)}")
     if not root.is_dir():
         raise NotADirectoryError(f"not a folder: {display_path(root)}")
-    report = on_error or (lambda path, reason: warnings.warn(f"{display_path(path)}: {reason}", stacklevel=3))
-    found: list[Path] = []
     seen: set[tuple[int, int]] = set()
     real, links = [root], list[Path]()
     while real or links:  # real folders first, so that a link never claims what has a path of its own
@@ -380,21 +422,41 @@ def find_images(folder: str | os.PathLike[str], *, on_error: Callable[[Path, str
             with os.scandir(here) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name, reverse=True)
         except OSError as error:
-            report(here, f"cannot be listed ({_words(error)})")
+            on_error(here, f"cannot be listed ({_words(error)})")
             continue
+        files = []
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            path = here / entry.name
             try:
                 is_folder = entry.is_dir()
             except OSError:  # a link to itself
                 is_folder = False
             if is_folder:
-                (links if entry.is_symlink() else real).append(path)
+                (links if entry.is_symlink() else real).append(here / entry.name)
             elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
-                found.append(path)
-    return sorted(found, key=os.fsencode)
+                files.append(entry)
+        for entry in reversed(files):
+            try:
+                yield entry.path, entry.stat()
+            except OSError:  # a link that leads nowhere, or a file that has just gone
+                yield entry.path, None
+
+
+def date_taken(image: Image.Image) -> float | None:
+    """When a picture was taken: EXIF's DateTimeOriginal, read as this machine's local time, in seconds since 1970.
+
+    Args:
+        image: as :func:`open_image` gives it.
+
+    Returns:
+        ``None`` where the file does not say, or says what is no date.
+    """
+    try:
+        told = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+        return None if told is None else datetime.strptime(str(told).strip("\0 "), "%Y:%m:%d %H:%M:%S").timestamp()
+    except Exception:  # the EXIF parser raises anything on a damaged block
+        return None
 
 
 def __getattr__(name: str) -> Any:

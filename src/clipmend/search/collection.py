@@ -78,7 +78,8 @@ class Collection:
             self.skipped = sorted(self.index.skipped.items())
             for first in range(0, len(self.index), _ROWS):
                 positions = np.arange(first, min(first + _ROWS, len(self.index)))
-                yield [self.index.entries[p].path for p in positions], self.index.embeddings(positions)
+                names = [entry.path for entry in self.index.entries[first : first + len(positions)]]
+                yield names, self.index.embeddings(positions)
             return
         yield from self._embedded(encoder, batch_size, max_pixels, workers, progress)
 

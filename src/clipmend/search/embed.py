@@ -144,8 +144,11 @@ def _checked(vector: np.ndarray) -> np.ndarray | str:
 
 
 @contextmanager
-def progress_bar(description: str, total: int, show: bool) -> Iterator[Callable[[], None]]:
-    """A bar with count, rate and time left on standard error, if ``show`` and it is a terminal; yields its step function."""
+def progress_bar(description: str, total: int | None, show: bool) -> Iterator[Callable[[], None]]:
+    """A bar with count, rate and time left on standard error, if ``show`` and it is a terminal; yields its step function.
+
+    Without a ``total`` it counts.
+    """
     if not show or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -2,15 +2,16 @@
 
 ::
 
-    manifest.json          what the index is: format, backbone, sizes, shards, table; renamed into place last
-    images-G.jsonl         one JSON object an image, sorted by path: path (relative to the root), size (bytes), mtime_ns, sha256 of
-                           the content, width, height (pixels, upright), row (of its vector; equal contents share one)
+    manifest.json          what the index is: format, backbone, width and type of the vectors; the digest of the database
+    index.sqlite           what is known of the images, which row each one's vector is, and which files of vectors count
     vectors-N.npy          [rows, embed_dim] float32 or float16, L2-normalised, written once and never changed
-    vectors-N.jsonl        a header line and, for each row, the sha256, width and height of the image it embeds
+    nearest-N.usearch      a graph for approximate search with nearest.json about it: a cache, made again whenever it does not fit
     skipped.json           the files that could not be read, with the reason
 
-Only the manifest says what counts. A shard that is newer than the manifest was finished by a run that did not live to commit it:
-the next run adopts its rows by content hash. Anything else that the manifest does not name is a leftover, removed by the next run.
+Vectors and database are the truth, and the database says what counts: a file of vectors is written, flushed and renamed into place
+before the transaction that names it; one that no transaction names is a leftover, removed by the next run. Embeddings are named as
+soon as they are on the disk, so that a run that was killed is resumed from there; what images there are changes in one transaction
+at the end. See :mod:`clipmend.search.database` for the tables.
 """
 
 from __future__ import annotations
@@ -20,40 +21,43 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from clipmend.data.images import display_path
+from clipmend.search.gallery import GalleryError
 
-__all__ = ["Entry", "ImageIndexError", "Manifest", "Record", "Shard", "write_atomically"]
+__all__ = ["Entry", "ImageIndexError", "Manifest", "Shard", "write_atomically"]
 
-FORMAT, VERSION = "clipmend-image-index", 1
-MANIFEST, SKIPPED, LOCK = "manifest.json", "skipped.json", ".lock"
-_SHARD_NAME = re.compile(r"vectors-(\d{6,})\.(npy|jsonl)")
-_TABLE_NAME = re.compile(r"images-(\d+)\.jsonl")
+FORMAT, VERSION = "clipmend-image-index", 2
+MANIFEST, DATABASE, SKIPPED, LOCK = "manifest.json", "index.sqlite", "skipped.json", ".lock"
+NEAREST = "nearest.json"
+_OURS = re.compile(r"vectors-\d{6,}\.(npy|jsonl)|images-\d+\.jsonl|nearest-\d+\.usearch|nearest\.json|manifest\.json|skipped\.json")
+_SHARD_NAME = re.compile(r"vectors-(\d{6,})\.npy")
 
 
-class ImageIndexError(ValueError):
+class ImageIndexError(GalleryError):
     """An index that cannot be used: missing, unfinished, damaged, busy, or made by another encoder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What one stored vector embeds: an image content (hexadecimal SHA-256) of ``width`` x ``height`` pixels."""
-
-    sha256: str
-    width: int
-    height: int
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """One image of the index; ``path`` is relative to the root with forward slashes, ``row`` counts through all shards."""
+    """One image of the index.
+
+    Attributes:
+        path: as the index says it: relative to the root with forward slashes, after the root's name where there are several.
+        size: bytes of the file.
+        mtime_ns: when it was last changed, nanoseconds since 1970.
+        sha256: of its content, hexadecimal; empty where unknown.
+        width: pixels, upright.
+        height: pixels, upright.
+        row: of its vector, through all shards; copies share one.
+        id: stable; see :class:`clipmend.search.gallery.Item`.
+    """
 
     path: str
     size: int
@@ -62,41 +66,45 @@ class Entry:
     width: int
     height: int
     row: int
+    id: int = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of vectors and its digest."""
+    """One file of vectors: rows ``first`` to ``first + rows``, and the digest of the file."""
 
-    file: str
+    number: int
+    first: int
     rows: int
     sha256: str
 
     @property
-    def number(self) -> int:
-        return int(self.file.split("-")[1].split(".")[0])
+    def file(self) -> str:
+        return f"vectors-{self.number:06d}.npy"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of ``manifest.json``."""
+    """The contents of ``manifest.json``.
 
-    backbone: dict[str, str]  # name, image (digest)
+    Attributes:
+        id: of this index, random; the database bears it too.
+        backbone: ``name`` and ``image`` (digest of the image side) of the encoder.
+        embed_dim: width of the vectors.
+        dtype: of the vectors as stored.
+        count: images, when the manifest was written.
+        generation: the database's, when the manifest was written. A database of a later one was changed since by a run that did
+            not live to say so, which is fine: then the digest says nothing.
+        database: SHA-256 of the database of that generation; empty if not taken.
+    """
+
+    id: str
+    backbone: Mapping[str, str]
     embed_dim: int
     dtype: str
-    root: str
-    relative_root: str
     count: int = 0
-    skipped: int = 0
-    complete: bool = False
     generation: int = 0
-    next_shard: int = 0
-    table: dict[str, str] = field(default_factory=dict)  # file, sha256; empty before the first commit
-    shards: tuple[Shard, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
+    database: str = ""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -111,12 +119,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     except (Exception, KeyboardInterrupt):  # a full disk, say
         beside.unlink(missing_ok=True)
         raise
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself reaches the disk with the folder (not on Windows)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename reaches the disk with its folder (not on Windows)."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(folder)
+            os.fsync(handle)
         finally:
-            os.close(folder)
+            os.close(handle)
 
 
 def digest(data: bytes) -> str:
@@ -151,11 +164,11 @@ def exists(directory: Path) -> bool:
     return (directory / MANIFEST).is_file()
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Read and check the manifest.
+def read_fields(directory: Path) -> dict[str, object]:
+    """The manifest as it stands there, of whatever version.
 
     Raises:
-        ImageIndexError: no index there, not JSON, another format, a version this release does not know, or fields amiss.
+        ImageIndexError: no index there, not JSON, or another format.
     """
     path = directory / MANIFEST
     try:
@@ -164,32 +177,41 @@ def read_manifest(directory: Path) -> Manifest:
         raise ImageIndexError(
             f"no image index at {display_path(directory)} (it has no {MANIFEST}); make one: clipmend index MODEL DIR -o INDEX"
         ) from None
+    except OSError as error:
+        raise ImageIndexError(f"{display_path(path)} cannot be read ({error.strerror or error})") from None
     try:
         fields = json.loads(text)
     except ValueError as error:
         raise damaged(directory, f"{MANIFEST} is not JSON ({error})") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ImageIndexError(f"{display_path(path)} is not the manifest of an image index (its format is not {FORMAT!r})")
+    return fields
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check the manifest.
+
+    Raises:
+        ImageIndexError: as :func:`read_fields`; a version this release does not know, or fields amiss.
+    """
+    fields = read_fields(directory)
     if fields.get("version") != VERSION:
         raise ImageIndexError(
             f"the index {display_path(directory)} has format version {fields.get('version')!r}, this release reads {VERSION}; "
             "update clipmend, or build the index again"
         )
-    try:
-        shards = tuple(Shard(str(s["file"]), int(s["rows"]), str(s["sha256"])) for s in fields["shards"])
-        known = {name: fields[name] for name in Manifest.__dataclass_fields__ if name != "shards"}
-        manifest = Manifest(shards=shards, **known)
-        kinds = {"embed_dim": int, "count": int, "generation": int, "next_shard": int, "root": str, "backbone": dict, "table": dict}
-        wrong = [name for name, kind in kinds.items() if not isinstance(getattr(manifest, name), kind)]
-        if wrong or manifest.dtype not in ("float32", "float16") or not all(_SHARD_NAME.fullmatch(s.file) for s in shards):
-            raise ValueError(f"bad values ({', '.join(wrong) or 'dtype or shards'})")
-        if not {"name", "image"} <= manifest.backbone.keys() or (
-            manifest.table and not _TABLE_NAME.fullmatch(manifest.table["file"])
-        ):
-            raise ValueError("bad values (backbone or table)")
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(directory, f"{MANIFEST} lacks what it must say ({error})") from None
-    return manifest
+    kinds = {"id": str, "backbone": dict, "embed_dim": int, "dtype": str, "count": int, "generation": int, "database": str}
+    wrong = [name for name, kind in kinds.items() if not isinstance(fields.get(name), kind)]
+    backbone = fields.get("backbone")
+    if not wrong and not (isinstance(backbone, dict) and all(isinstance(backbone.get(name), str) for name in ("name", "image"))):
+        wrong = ["backbone"]
+    if not wrong and fields["dtype"] not in ("float32", "float16"):
+        wrong = ["dtype"]
+    if not wrong and int(str(fields["embed_dim"])) < 1:
+        wrong = ["embed_dim"]
+    if wrong:
+        raise damaged(directory, f"{MANIFEST} lacks what it must say (bad or missing: {', '.join(wrong)})")
+    return Manifest(**{name: fields[name] for name in kinds})  # type: ignore[arg-type]
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -199,34 +221,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     write_atomically(directory / MANIFEST, (json.dumps(fields, indent=2) + "\n").encode())
 
 
-def read_table(directory: Path, manifest: Manifest) -> tuple[Entry, ...]:
-    """The images of the index, sorted by path; checked against the manifest's digest and count."""
-    if not manifest.table:
-        return ()
-    file = manifest.table["file"]
-    try:
-        data = (directory / file).read_bytes()
-    except OSError as error:
-        raise damaged(directory, f"{file} cannot be read ({error.strerror})") from None
-    if digest(data) != manifest.table.get("sha256"):
-        raise damaged(directory, f"{file} is not what the manifest says (its digest differs)")
-    try:
-        entries = tuple(Entry(**json.loads(line)) for line in data.splitlines())
-    except (ValueError, TypeError) as error:
-        raise damaged(directory, f"{file} does not parse ({error})") from None
-    if len(entries) != manifest.count or any(not 0 <= entry.row < manifest.rows for entry in entries):
-        raise damaged(directory, f"{file} does not fit the manifest ({len(entries)} images of {manifest.count})")
-    return entries
-
-
-def write_table(directory: Path, generation: int, entries: Sequence[Entry]) -> dict[str, str]:
-    file = f"images-{generation}.jsonl"
-    data = _lines(asdict(entry) for entry in entries)
-    write_atomically(directory / file, data)
-    return {"file": file, "sha256": digest(data)}
-
-
-def write_skipped(directory: Path, skipped: dict[str, str]) -> None:
+def write_skipped(directory: Path, skipped: Mapping[str, str]) -> None:
     """``skipped.json``: ``[{path, reason}]``, sorted by path; untouched if it says so already."""
     rows = [{"path": path, "reason": skipped[path]} for path in sorted(skipped)]
     data = (json.dumps(rows, indent=2) + "\n").encode()
@@ -235,15 +230,24 @@ def write_skipped(directory: Path, skipped: dict[str, str]) -> None:
         write_atomically(path, data)
 
 
-def write_shard(directory: Path, number: int, vectors: np.ndarray, records: Sequence[Record], image_digest: str) -> Shard:
-    """Write one shard: the vectors first, then what they embed, which makes the shard count."""
+def read_skipped(directory: Path) -> dict[str, str]:
+    try:
+        return {row["path"]: row["reason"] for row in json.loads((directory / SKIPPED).read_bytes())}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError):
+        raise ImageIndexError(
+            f"{display_path(directory / SKIPPED)} is damaged; the next 'clipmend index' writes it again"
+        ) from None
+
+
+def write_shard(directory: Path, number: int, first: int, vectors: np.ndarray) -> Shard:
+    """Write one shard; a transaction must name it before it counts."""
     buffer = io.BytesIO()
     np.save(buffer, vectors, allow_pickle=False)
     data = buffer.getvalue()
-    shard = Shard(f"vectors-{number:06d}.npy", len(records), digest(data))
+    shard = Shard(number, first, len(vectors), digest(data))
     write_atomically(directory / shard.file, data)
-    header = {"file": shard.file, "rows": shard.rows, "sha256": shard.sha256, "image": image_digest}
-    write_atomically(_records_path(directory, shard), _lines([header, *(asdict(record) for record in records)]))
     return shard
 
 
@@ -255,67 +259,31 @@ def open_vectors(directory: Path, shard: Shard, embed_dim: int, dtype: str) -> n
         raise damaged(directory, f"{shard.file} cannot be read ({error})") from None
     if vectors.shape != (shard.rows, embed_dim) or vectors.dtype != np.dtype(dtype):
         raise damaged(
-            directory, f"{shard.file} holds {vectors.dtype} {vectors.shape}, the manifest says {dtype} {(shard.rows, embed_dim)}"
+            directory, f"{shard.file} holds {vectors.dtype} {vectors.shape}, the index says {dtype} {(shard.rows, embed_dim)}"
         )
     return vectors
 
 
-def read_records(directory: Path, shard: Shard) -> list[Record]:
-    """What the rows of a shard embed."""
-    path = _records_path(directory, shard)
-    try:
-        header, *rows = (json.loads(line) for line in path.read_bytes().splitlines())
-        records = [Record(**row) for row in rows]
-    except (OSError, ValueError, TypeError) as error:
-        raise damaged(directory, f"{path.name} cannot be read ({error})") from None
-    if len(records) != shard.rows or header.get("sha256") != shard.sha256:
-        raise damaged(directory, f"{path.name} does not fit {shard.file}")
-    return records
-
-
-def uncommitted(directory: Path, manifest: Manifest, image_digest: str) -> list[Shard]:
-    """Whole shards, newer than the manifest, of a run by the same encoder that did not live to commit them."""
-    found = []
-    for path in sorted(directory.glob("vectors-*.jsonl")):
-        match = _SHARD_NAME.fullmatch(path.name)
-        if match is None or int(match[1]) < manifest.next_shard:
-            continue
-        try:
-            header = json.loads(path.read_bytes().splitlines()[0])
-            shard = Shard(str(header["file"]), int(header["rows"]), str(header["sha256"]))
-            whole = header["image"] == image_digest and file_digest(directory / shard.file) == shard.sha256
-            if whole and len(read_records(directory, shard)) == shard.rows:
-                open_vectors(directory, shard, manifest.embed_dim, manifest.dtype)
-                found.append(shard)
-        except (OSError, ValueError, KeyError, IndexError, TypeError):  # damaged: worth nothing, its images are embedded again
-            continue
-    return found
-
-
 def highest_shard(directory: Path) -> int:
-    """The highest shard number in the folder, whole or not; -1 if there is none."""
+    """The highest shard number in the folder, whether it counts or not; -1 if there is none."""
     numbers = [int(m[1]) for path in directory.iterdir() if (m := _SHARD_NAME.fullmatch(path.name))]
     return max(numbers, default=-1)
 
 
-def remove_empty(directory: Path, manifest: Manifest) -> None:
+def remove_empty(directory: Path) -> None:
     """Undo a first manifest to which nothing was added; the folder goes too, unless it holds anything else."""
-    if manifest.generation or manifest.shards or highest_shard(directory) >= 0:
-        return
-    for name in (MANIFEST, LOCK):
+    for name in (MANIFEST, DATABASE, SKIPPED, LOCK):
         (directory / name).unlink(missing_ok=True)
     with suppress(OSError):
         directory.rmdir()
 
 
-def remove_leftovers(directory: Path, manifest: Manifest) -> None:
-    """Delete the index's own files that the manifest does not name."""
-    keep = {shard.file for shard in manifest.shards} | {_records_path(directory, shard).name for shard in manifest.shards}
-    keep.add(manifest.table.get("file", ""))
+def remove_leftovers(directory: Path, keep: set[str]) -> None:
+    """Delete the index's own files that are not among those to ``keep`` (names; manifest and the list of skipped files are)."""
     for path in directory.iterdir():
         base = path.name.removesuffix(".tmp")
-        ours = _SHARD_NAME.fullmatch(base) or _TABLE_NAME.fullmatch(base) or base in (MANIFEST, SKIPPED)
-        if ours and path.name not in keep and path.name not in (MANIFEST, SKIPPED):
+        whole = path.name == base
+        if _OURS.fullmatch(base) and not (whole and (base in keep or base in (MANIFEST, SKIPPED))):
             path.unlink(missing_ok=True)
 
 
@@ -333,12 +301,3 @@ def locked(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ImageIndexError(f"the index {display_path(directory)} is being written by another process; wait for it") from None
         yield
-
-
-def _records_path(directory: Path, shard: Shard) -> Path:
-    return (directory / shard.file).with_suffix(".jsonl")
-
-
-def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    # ASCII-only JSON: a file name that is not UTF-8 survives as the escape of a lone surrogate.
-    return "".join(json.dumps(row) + "\n" for row in rows).encode("ascii")
