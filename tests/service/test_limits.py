@@ -160,6 +160,7 @@ def test_an_unspeakable_query_among_others(tmp_path: Path) -> None:
 
 def test_a_crew_refuses_what_is_too_much() -> None:
     crew, go = Crew("x", 2, 1, 10, Metrics()), threading.Event()
+    crew.open()
 
     async def run() -> list[Any]:
         running = [asyncio.ensure_future(crew.run(lambda: go.wait(10))) for _ in range(3)]
@@ -177,6 +178,7 @@ def test_a_crew_refuses_what_is_too_much() -> None:
 
 def test_a_crew_keeps_time_and_counts_what_outlives_it() -> None:
     crew, go = Crew("x", 1, 5, 0.05, Metrics()), threading.Event()
+    crew.open()
     begun: list[str] = []
 
     def work(name: str) -> None:
@@ -205,6 +207,7 @@ def test_a_crew_keeps_time_and_counts_what_outlives_it() -> None:
 
 def test_a_crew_passes_errors_on() -> None:
     crew = Crew("x", 1, 1, 5, Metrics())
+    crew.open()
 
     async def run() -> None:
         with pytest.raises(ZeroDivisionError):

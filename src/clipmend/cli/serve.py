@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def serve(
         follow_links=follow_links,
         log_queries=log_queries,
     )
-    with bind(host, port, token) as listening:  # before the model is loaded: a port in use is told at once
+    with bind(host, port, token) as listening, ExitStack() as stack:  # before the model is loaded: a port in use is told at once
         import logging
         import webbrowser
 
@@ -98,7 +99,7 @@ def serve(
         from clipmend.service.app import create_app
 
         options: dict[str, Any] = {} if images is None else {"images": images}
-        gallery = open_gallery(index, **options)
+        gallery = stack.enter_context(open_gallery(index, **options))
         if not (model or gallery.backbone):
             raise ValueError(f"{index} does not say which model made its vectors; name it with --model")
         plain, encoder = load_encoder(model or gallery.backbone, device, patch, strength, gate, index=Path(index))

@@ -47,7 +47,7 @@ class _Json(Response):
 
 
 def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
-    """An application for any ASGI server. It closes the searcher's gallery when it ends.
+    """An application for any ASGI server. The searcher and its gallery stay their owner's, to be closed after it has ended.
 
     Args:
         searcher: what is searched; made with ``files=False``, so that no query opens a file of this machine.
@@ -80,13 +80,15 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(service.warm_up)
+        await asyncio.to_thread(service.open)
+        work.open()
+        pictures.open()
         app.state.status = "ready"
         try:
             yield
         finally:
             app.state.status = "ending"
-            # Crews first: what they still do may need the batcher, and that the gallery.
+            # Crews first: what they still do may need the batcher.
             for step in (work.close, pictures.close, service.close):
                 await asyncio.to_thread(step)
 

@@ -40,9 +40,16 @@ class TextBatcher:
         self._embed, self._max_batch, self._observe = embed, max_batch, observe
         self._queue: deque[_Asked] = deque()
         self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="clipmend-embed", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._closed = True
+        self.open()
+
+    def open(self) -> None:
+        """Start; also again, after :meth:`close`."""
+        if self._closed:
+            self._closed = False
+            self._thread = threading.Thread(target=self._work, name="clipmend-embed", daemon=True)
+            self._thread.start()
 
     def __call__(self, texts: Sequence[str], strength: float | None = None, gate: bool | None = None) -> np.ndarray:
         """Embed texts; blocks until they are.
@@ -72,7 +79,8 @@ class TextBatcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _work(self) -> None:
         while True:

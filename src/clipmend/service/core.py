@@ -56,14 +56,14 @@ class Service:
         self.model = settings.model or searcher.encoder.name
         metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
 
-    def warm_up(self) -> None:
-        """Embed and search once, so that the first client does not pay for what is made on first use."""
+    def open(self) -> None:
+        """Start; then embed and search once, so that the first client does not pay for what is made on first use."""
+        self.batcher.open()
         self.searcher.search("a picture", k=1, embedder=self.batcher)
 
     def close(self) -> None:
-        """End the batching thread and let go of the gallery."""
+        """End the batching thread; the gallery is its owner's to close."""
         self.batcher.close()
-        self.gallery.close()
 
     def models(self) -> list[str]:
         """The names that embeddings can be asked of: the encoder, and the encoder with its patch."""

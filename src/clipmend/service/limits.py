@@ -115,12 +115,17 @@ class Crew:
     """
 
     def __init__(self, name: str, threads: int, waiting: int, timeout: float, metrics: Metrics) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"clipmend-{name}")
+        self._name, self._threads = name, threads
         self._limit, self._timeout, self._metrics = threads + waiting, timeout, metrics
         self._lock = threading.Lock()
-        self._closing = False
+        self._pool: ThreadPoolExecutor | None = None
         self.pending = 0
         metrics.gauge(f"{name}_pending", f"Requests for {name} that are worked on or wait", lambda: self.pending)
+
+    def open(self) -> None:
+        """Start; also again, after :meth:`close`."""
+        with self._lock:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"clipmend-{self._name}")
 
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
         """Do it in a thread.
@@ -129,11 +134,11 @@ class Crew:
         load stays bounded; what had not begun is dropped.
 
         Raises:
-            ServiceError: 429, too many wait; 503, no answer in time, or the service is ending.
+            ServiceError: 429, too many wait; 503, no answer in time, or the service is starting or ending.
         """
         with self._lock:
-            if self._closing:
-                raise self._refused(503, "ending", "the service is ending")
+            if self._pool is None:
+                raise self._refused(503, "ending", "the service is starting or ending")
             if self.pending >= self._limit:
                 raise self._refused(429, "busy", "too many requests are waiting; try again")
             future: Future[Result] = self._pool.submit(work, *args)
@@ -149,8 +154,9 @@ class Crew:
     def close(self) -> None:
         """Finish what has begun, drop what waits, take nothing more."""
         with self._lock:
-            self._closing = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _done(self, _: Future[Any]) -> None:
         with self._lock:

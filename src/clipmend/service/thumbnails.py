@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -160,6 +161,8 @@ def roots_of(gallery: Gallery, path: Path, item: Item) -> list[Path]:
     if roots is None:
         depth = len(PurePosixPath(item.path).parts)
         roots = [path.parents[depth - 1]] if 0 < depth <= len(path.parents) else []
+    if isinstance(roots, Mapping):  # an index's: by their names
+        roots = roots.values()
     return [Path(getattr(root, "path", root)).resolve() for root in roots]
 
 

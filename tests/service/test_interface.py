@@ -1,0 +1,59 @@
+"""The service against its own OpenAPI description: Schemathesis makes requests that fit it, and requests that do not."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("schemathesis")
+import schemathesis
+from hypothesis import HealthCheck, settings
+from tests.service.fake_service import searcher_of
+
+from clipmend.service import Settings, create_app
+
+TOKEN = "a-token-of-enough-letters"
+QUICK, THOROUGH = 25, 400
+
+# A text may fit the description and still say nothing that can be searched: a query's grammar, a model's name and the content of an
+# image are not a schema's to describe. Such a request is 422, or 404 for a model.
+ACCEPTED = ["2xx", "304", "401", "404", "422"]
+
+
+def described(folder: Path) -> Any:
+    app = create_app(searcher_of(folder), Settings(token=TOKEN, max_texts=2_048))
+    config = schemathesis.Config.from_dict(
+        {
+            "checks": {"positive_data_acceptance": {"expected-statuses": ACCEPTED}},
+            "generation": {"database": "none"},
+        }
+    )
+    return schemathesis.openapi.from_asgi("/openapi.json", app, config=config)
+
+
+_folder = tempfile.TemporaryDirectory()  # goes with the process
+interface_schema = described(Path(_folder.name))  # here, as there is one test for each operation of it
+checked = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@interface_schema.parametrize()
+@settings(checked, max_examples=QUICK, derandomize=True)
+def test_requests_out_of_the_description(case: Any) -> None:
+    case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+@pytest.mark.slow
+@interface_schema.parametrize()
+@settings(checked, max_examples=THOROUGH)
+def test_many_requests_out_of_the_description(case: Any) -> None:
+    case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def test_every_address_of_the_application_is_described_or_a_page(tmp_path: Path) -> None:
+    app = create_app(searcher_of(tmp_path))
+    routes = {route.path for route in app.routes if hasattr(route, "path")}
+    assert routes - set(app.openapi()["paths"]) == {"/openapi.json", "/docs", "/", "/page/{name}"}
