@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from PIL import Image
 
@@ -157,13 +157,13 @@ class Thumbnails:
 
 def roots_of(gallery: Gallery, path: Path, item: Item) -> list[Path]:
     """The folders an image may lie in, resolved: the gallery's ``roots``, or else what is left of the file without its path."""
-    roots = getattr(gallery, "roots", None)
+    roots: Any = getattr(gallery, "roots", None)
     if roots is None:
         depth = len(PurePosixPath(item.path).parts)
         roots = [path.parents[depth - 1]] if 0 < depth <= len(path.parents) else []
-    if isinstance(roots, Mapping):  # an index's: by their names
+    elif isinstance(roots, Mapping):  # an index has them by name
         roots = roots.values()
-    return [Path(getattr(root, "path", root)).resolve() for root in roots]
+    return [Path(root).resolve() for root in roots]
 
 
 def media_type(head: bytes) -> str | None:
