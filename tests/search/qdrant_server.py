@@ -15,6 +15,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from qdrant_client import QdrantClient, models
+from qdrant_client.local.persistence import CollectionPersistence
+
+
+def without_waiting_for_the_disk() -> None:
+    """The local mode commits point by point; what a power cut leaves of its SQLite is not what is tested here."""
+    make_table = CollectionPersistence._ensure_table
+    if make_table.__name__ == "_ensure_table":
+
+        def quick(self: CollectionPersistence) -> None:
+            self.storage.execute("PRAGMA synchronous=OFF")
+            make_table(self)
+
+        CollectionPersistence._ensure_table = quick  # type: ignore[method-assign]
+
+
+without_waiting_for_the_disk()
 
 
 class StandIn:
@@ -102,6 +118,7 @@ def serving(stand_in: StandIn) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize, disable_nagle_algorithm = 1 << 16, True  # one packet an answer
 
         def answer(self) -> None:
             data = self.rfile.read(int(self.headers.get("Content-Length", 0)))

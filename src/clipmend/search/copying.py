@@ -69,6 +69,7 @@ def copy_gallery(
     import time
 
     from clipmend.search.embed import progress_bar
+    from clipmend.search.index import ImageIndex
 
     if batch < 1 or sample < 0:
         raise ValueError(f"batch must be at least 1 and sample at least 0 (got {batch} and {sample})")
@@ -90,6 +91,8 @@ def copy_gallery(
             there += int((~changed).sum())
             for _ in ids:
                 advance()
+    if copied and isinstance(target, ImageIndex):
+        target.optimise(progress=progress)
     compared = _compare(source, target, batch, sample, seed)
     return CopyReport(total, copied, there, others, compared, time.perf_counter() - started)
 

@@ -57,14 +57,10 @@ def connect(spec: str, timeout: int, client: Mapping[str, Any] | None, *, make: 
             raise GalleryError(f"{spec}: a server's address begins with http:// or https:// : {example}")
         if parts.username or parts.password or parts.query:
             raise GalleryError(f"the address of {parts.hostname} holds a secret; give the key in the environment: {API_KEY}")
+        # without the check of versions, which is a request of its own, and warns where nobody answers: the first one says so
+        options = {"timeout": timeout, "api_key": os.environ.get(API_KEY) or None, "check_compatibility": False, **(client or {})}
         with asking(spec):
-            return (
-                qdrant_client.QdrantClient(
-                    url=base, timeout=timeout, api_key=os.environ.get(API_KEY) or None, **dict(client or {})
-                ),
-                collection,
-                spec,
-            )
+            return qdrant_client.QdrantClient(url=base, **options), collection, spec
     folder = Path(base)
     if not make and not (folder / "meta.json").is_file():
         raise GalleryError(f"{display_path(folder)} is no folder of Qdrant's local mode; a server is {PREFIX}http://HOST:6333/NAME")
