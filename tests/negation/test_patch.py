@@ -245,6 +245,24 @@ def test_ablations_work_end_to_end(encoder: RandomDualEncoder, options: dict[str
 # ---- scores -----------------------------------------------------------------------------------------------------------------
 
 
+def test_adjusted_is_another_application_with_the_same_networks(encoder: RandomDualEncoder, patch: PeakPatch) -> None:
+    mended = patch.apply(encoder)
+    i = F.normalize(torch.randn(4, encoder.embed_dim, generator=torch.Generator().manual_seed(2)), dim=-1)
+    for strength, gate in ((0.5, True), (2.0, False), (0.0, False), (1.0, True)):
+        other, fresh = mended.adjusted(strength, gate), patch.apply(encoder, strength, gate)
+        assert (other.strength, other.gate) == (strength, gate)
+        assert torch.equal(other.encode_texts(TEXTS), fresh.encode_texts(TEXTS))
+        assert torch.equal(other.score(i, TEXTS), fresh.score(i, TEXTS))
+        assert other._ecn is mended._ecn
+        assert other._scn is mended._scn
+    assert (mended.strength, mended.gate) == (1.0, patch.config.gate)
+    assert mended.adjusted() is mended
+    assert mended.adjusted(0.5).adjusted(gate=True).strength == 0.5
+    for strength in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="strength"):
+            mended.adjusted(strength)
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 def test_scores_equal_plain_lines(encoder: RandomDualEncoder, patch: PeakPatch, strength: float) -> None:
     mended = patch.apply(encoder, strength)

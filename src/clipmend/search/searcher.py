@@ -14,6 +14,7 @@ import numpy as np
 from clipmend.search.gallery import Gallery, GalleryError, Item
 from clipmend.search.grammar import Query, QueryError, Term, parse_query
 from clipmend.search.order import Order, Page, ranks_in
+from clipmend.search.terms import Correction, combined
 
 if TYPE_CHECKING:
     from clipmend.backbones.base import DualEncoder, OnLong
@@ -29,7 +30,6 @@ Embedder = Callable[[Sequence[str], "float | None", "bool | None"], np.ndarray]
 """``(texts, strength, gate)`` to unit vectors ``[n, D]``, as :meth:`Searcher.embed`; strength 0 asks for the plain ones."""
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_CANCELLED = 1e-5  # of the sum of weights: below that, what is left of the sum is rounding
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,6 @@ class Answer:
     hint: str | None
     seconds: float
     depth: int
-
-
-@dataclass(frozen=True)
-class _Vectors:
-    """``query [D]`` of unit length; ``terms [T, D]`` unit vectors; ``norm`` of the weighted sum."""
-
-    query: np.ndarray
-    terms: np.ndarray
-    norm: float
 
 
 class Searcher:
@@ -224,7 +215,8 @@ class Searcher:
             return self.embed(texts, strength, gate, on_long=on_long) if embedder is None else embedder(texts, strength, gate)
 
         others = [self._image(term, images or {}) for term in query.terms if term.kind != "text"]
-        after = _combined(query, embed(query.texts, strength, gate) if query.texts else [], others)
+        after = combined(query, embed(query.texts, strength, gate) if query.texts else [], others)
+        correction = Correction(self.gallery, active, query, after.norm, on_long)
         compare_any = compare or explain
         known = max(DEPTH, offset + k) if len(self.gallery) >= EVERYTHING else total
         depth = min(total, known) if compare_any else 0
@@ -232,13 +224,13 @@ class Searcher:
         ranking.reach(max(offset + k, rerank, depth))
         if rerank and total:
             first = ranking.ids[: max(rerank, k)]
-            ranking.put_first(self._corrections(active, query, after, first, on_long))
+            ranking.put_first(correction(first))
         page = ranking.page(k, offset, collapse)
         plain, plain_page, plain_query = ranking, page, after.query
         if compare_any:
             patched = query.texts and active is not self.encoder
             if patched:
-                plain_query = _combined(query, embed(query.texts, 0.0, None), others).query
+                plain_query = combined(query, embed(query.texts, 0.0, None), others).query
             if patched or rerank:
                 plain = Order(self.gallery, plain_query, query.where, total, exact)
                 plain.reach(depth)
@@ -258,7 +250,7 @@ class Searcher:
             by_term = vectors @ after.terms.T if explain else None
             corrections: Sequence[float | None] = [None] * len(ids)
             if rerank or (explain and query.texts and active.corrects_scores and active is not self.encoder):
-                corrections = self._corrections(active, query, after, ids, on_long).tolist()
+                corrections = correction(ids).tolist()
             return [
                 Found(
                     int(ids[i]),
@@ -362,35 +354,3 @@ class Searcher:
         if found is None:
             raise QueryError(f"like:{value} is neither the id nor the path of an image in {self.gallery.name}")
         return found
-
-    def _corrections(self, active: DualEncoder, query: Query, vectors: _Vectors, ids: np.ndarray, on_long: OnLong) -> np.ndarray:
-        """What the score correction adds for each image, ``[n]``: that of each text by its share in the query's vector.
-
-        For a query of one text that is the encoder's score less the cosine.
-        """
-        if not query.texts or not len(ids):
-            return np.zeros(len(ids), np.float64)
-        import torch
-
-        prepared = active.prepare_texts(list(query.texts), on_long="truncate" if on_long == "warn" else on_long)
-        images = torch.from_numpy(np.ascontiguousarray(self.gallery.vectors(ids)))
-        scores = active.score(images, prepared).double().cpu()
-        cosines = (images @ prepared.embedding.to(images).T).double()
-        weights = np.array([term.weight for term in query.terms if term.kind == "text"]) / vectors.norm
-        return (scores - cosines).numpy() @ weights
-
-
-def _combined(query: Query, texts: Sequence[Any] | np.ndarray, others: Sequence[np.ndarray]) -> _Vectors:
-    """The weighted sum of the terms' unit vectors, itself of unit length."""
-    from_texts, from_others = iter(texts), iter(others)
-    terms = np.stack([np.asarray(next(from_texts if term.kind == "text" else from_others), np.float64) for term in query.terms])
-    lengths = np.linalg.norm(terms, axis=1, keepdims=True)
-    if not (np.isfinite(lengths).all() and lengths.all()):
-        raise QueryError("the embedding of a term of the query is zero or not finite: it has no direction to search in")
-    terms /= lengths
-    weights = np.array([term.weight for term in query.terms])
-    total = weights @ terms
-    norm = float(np.linalg.norm(total))
-    if norm <= _CANCELLED * np.abs(weights).sum():
-        raise QueryError("the terms of the query cancel each other out: nothing is left to look for")
-    return _Vectors((total / norm).astype(np.float32), terms.astype(np.float32), norm)
