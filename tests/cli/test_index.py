@@ -114,3 +114,38 @@ def test_an_index_outlives_a_folder_that_went_bad(checkpoint: str, tmp_path: Pat
     assert "none of the 3 images" in str(result.exception)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert len(ImageIndex.open(out, verify=True)) == 3
+
+
+def test_several_folders_columns_verify_and_the_graph(checkpoint: str, tmp_path: Path) -> None:
+    colour_folder(tmp_path / "photos", 4)
+    colour_folder(tmp_path / "scans", 4, seed=2)
+    (tmp_path / "labels.csv").write_text("path,label\nphotos/a/000.png,cat\n")
+    out = str(tmp_path / "index")
+    command = ["index", checkpoint, str(tmp_path / "photos"), str(tmp_path / "scans"), "-o", out]
+    result = runner.invoke(app, [*command, "--columns", str(tmp_path / "labels.csv"), "--approximate"])
+    assert result.exit_code == 0, result.output
+    assert "8 images" in result.output
+    assert "1 of 1 rows name an image; fields: label (text)" in result.output
+    assert (tmp_path / "index" / "nearest.json").is_file()
+    with ImageIndex.open(out) as index:
+        assert list(index.roots) == ["photos", "scans"]
+        assert index.fields["label"] == "text"
+    again = runner.invoke(app, ["index", checkpoint, "-o", out, "--exact", "--verify"])  # its own folders
+    assert again.exit_code == 0, again.output
+    assert "8 unchanged" in again.output
+    assert not (tmp_path / "index" / "nearest.json").exists()
+    shard = next((tmp_path / "index").glob("*.npy"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+    bad = runner.invoke(app, ["index", checkpoint, "-o", out, "--verify"])
+    assert "not what was written" in str(bad.exception)
+
+
+def test_without_a_folder_there_must_be_an_index(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["index", "scenes", "-o", str(tmp_path / "index")])
+    assert "no image index at" in str(result.exception)
+    missing = runner.invoke(
+        app, ["index", "scenes", str(tmp_path), "-o", str(tmp_path / "i"), "--columns", str(tmp_path / "x.csv")]
+    )
+    assert "x.csv: no such file" in str(missing.exception)

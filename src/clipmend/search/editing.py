@@ -62,9 +62,9 @@ def set_values(database: Database, place: str, type_: FieldType, values: Iterabl
 def add_items(database: Database, manifest: Manifest, items: Sequence[Item], vectors: np.ndarray) -> None:
     """See :meth:`clipmend.search.gallery.WritableGallery.add`."""
     unit = _checked(manifest, items, vectors)
-    contents = [Content(bytes.fromhex(item.sha256) or None, _whole(item, "width"), _whole(item, "height"), None) for item in items]
     types = {name: type_ for name, (type_, _) in _read_fields(database.connection).items()}
     extra = _extra(items, types)
+    contents = [Content(bytes.fromhex(item.sha256) or None, _whole(item, "width"), _whole(item, "height"), None) for item in items]
     writer = Writer(database, manifest)
     with database.transaction():
         first = writer.insert(unit, contents)

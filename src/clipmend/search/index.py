@@ -215,6 +215,9 @@ class ImageIndex(WritableGallery):
             self._edited = False
         self._connections.close()
 
+    def __enter__(self) -> ImageIndex:
+        return self
+
     def __len__(self) -> int:
         return len(self._snapshot.ids)
 
@@ -410,15 +413,17 @@ class ImageIndex(WritableGallery):
         """Scores and positions by the graph, ``None`` where it would have to find too many."""
         covered = int(np.searchsorted(layout.rows, graph.about.rows))
         newer = layout.rows[covered:]
-        deep = -(-k * max(1, graph.about.rows) // max(1, covered))  # of what it finds, this part fulfils the conditions
-        deep += deep // 4 if deep > k else 0
-        if deep > _DEEPEST or 4 * deep > graph.about.rows:
-            return None
+        wanted = k if covered == graph.about.rows else 16 + 3 * k * graph.about.rows // (2 * max(1, covered))
         scores, where = [], []
-        for query, rows in zip(unit, graph.search(unit, deep), strict=True):
-            positions = layout.positions(np.concatenate([rows, newer]))
-            if len(positions) < k:
-                return None
+        for query in unit:
+            deep = wanted  # of what it finds, a part fulfils the conditions
+            while True:
+                if deep > _DEEPEST or 4 * deep > graph.about.rows:
+                    return None
+                positions = layout.positions(np.concatenate([graph.search(query, deep), newer]))
+                if len(positions) >= k:
+                    break
+                deep *= 4
             cosines = snapshot.shards.cosines(query[None], snapshot.shards.gather(snapshot.rows[positions]))[0]
             keep = top_k(cosines, positions, k)
             scores.append(cosines[keep])
@@ -465,18 +470,27 @@ class ImageIndex(WritableGallery):
         return root.path / relative
 
     def find(self, path: str) -> int | None:
-        spellings = [path]
-        place = Path(os.path.abspath(path))
-        for root in self._snapshot.roots:
-            for candidate in (place, Path(os.path.realpath(place))):
-                if candidate.is_relative_to(root.path):
-                    spellings.append(root.prefix + candidate.relative_to(root.path).as_posix())
-        for spelled in spellings:
+        try:
+            raw(path)
+        except UnicodeEncodeError:  # no path that could be stored
+            return None
+        for spelled in self._spellings(path):
             sql = "SELECT id FROM images WHERE gone = 0 AND path = CAST(? AS TEXT) ORDER BY id LIMIT 1"
             rows = self._connections.rows(sql, (raw(spelled),))
             if rows:
                 return int(rows[0][0])
         return None
+
+    def _spellings(self, path: str) -> Iterator[str]:
+        """The path as it is, and as that of a file under one of the folders."""
+        yield path
+        if "\0" in path:
+            return
+        place = os.path.abspath(path)
+        for candidate in dict.fromkeys((Path(place), Path(os.path.realpath(place)))):
+            for root in self._snapshot.roots:
+                if candidate.is_relative_to(root.path):
+                    yield root.prefix + candidate.relative_to(root.path).as_posix()
 
     def values(self, name: str, limit: int = 100) -> list[tuple[str, int]]:
         type_, place = self._snapshot.fields.get(name, (None, ""))
@@ -534,5 +548,6 @@ class ImageIndex(WritableGallery):
 
     def import_columns(self, table: str | os.PathLike[str], key: str = "path") -> ImportReport:
         """Add fields from a table; see :func:`clipmend.search.columns.import_columns`."""
+        _ = self._snapshot  # read before the edit, which looks up images in it
         report: ImportReport = self._edit(lambda database: import_columns(database, self, table, key))
         return report

@@ -92,12 +92,12 @@ class Graph:
         except ImportError:
             return None, "usearch is not installed"
 
-    def search(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
-        """For each unit query the rows it finds, about ``k``."""
+    def search(self, query: np.ndarray, k: int) -> np.ndarray:
+        """The rows, about ``k``, that it finds for a unit query ``[D]``."""
         count = min(k, len(self._index))
         with self._lock:
             _search_as_hard_as(self._index, max(self.about.expansion, 2 * count))
-            return [np.asarray(self._index.search(query, count, threads=1).keys, np.int64) for query in queries]
+            return np.asarray(self._index.search(query, count, threads=1).keys, np.int64)
 
 
 def read_about(directory: Path, manifest: Manifest, epoch: int) -> tuple[About | None, str]:
