@@ -54,7 +54,8 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         settings: limits, token and names; by default for this machine alone.
 
     Returns:
-        the application, with ``app.state.service``, ``.metrics`` and ``.status`` (``"starting"``, ``"ready"`` or ``"ending"``).
+        the application, with ``app.state.service``, ``.metrics``, ``.status`` (``"starting"``, ``"ready"`` or ``"ending"``), and
+        ``.expire()``, which a server may call in its event loop when it is ending and will wait no longer.
 
     Raises:
         ImportError: the extra ``serve`` is missing.
@@ -103,6 +104,13 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.service, app.state.metrics, app.state.status = service, metrics, "starting"
+
+    def expire() -> None:
+        for crew in (work, pictures):
+            crew.expire()
+        service.batcher.drop()
+
+    app.state.expire = expire
     errors.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)

@@ -74,6 +74,14 @@ class TextBatcher:
             self._changed.notify()
         return asked.answer.result()
 
+    def drop(self) -> None:
+        """Refuse what waits and has not begun."""
+        with self._changed:
+            waiting = list(self._queue)
+            self._queue.clear()
+        for asked in waiting:
+            asked.answer.set_exception(RuntimeError("the service is ending"))
+
     def close(self) -> None:
         """Finish what was asked, then take nothing more."""
         with self._changed:

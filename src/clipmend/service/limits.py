@@ -119,6 +119,8 @@ class Crew:
         self._limit, self._timeout, self._metrics = threads + waiting, timeout, metrics
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._awaited: set[asyncio.Future[Any]] = set()
+        self._expired = False
         self.pending = 0
         metrics.gauge(f"{name}_pending", f"Requests for {name} that are worked on or wait", lambda: self.pending)
 
@@ -126,6 +128,7 @@ class Crew:
         """Start; also again, after :meth:`close`."""
         with self._lock:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"clipmend-{self._name}")
+            self._expired = False
 
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
         """Do it in a thread.
@@ -144,12 +147,26 @@ class Crew:
             future: Future[Result] = self._pool.submit(work, *args)
             self.pending += 1
         future.add_done_callback(self._done)
+        awaited = asyncio.wrap_future(future)
+        self._awaited.add(awaited)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
+            return await asyncio.wait_for(awaited, self._timeout)
+        except asyncio.CancelledError:
+            if not self._expired:
+                raise  # the request's own task was cancelled
+            raise self._refused(503, "ending", "the service is ending") from None
         except (TimeoutError, asyncio.TimeoutError):
             if future.done() and not future.cancelled():
                 raise  # the work's own
             raise self._refused(503, "timeout", f"no answer within {self._timeout:g} seconds") from None
+        finally:
+            self._awaited.discard(awaited)
+
+    def expire(self) -> None:
+        """Answer whoever still waits with 503, in the event loop's thread: the time for an orderly end is over."""
+        self._expired = True
+        for awaited in list(self._awaited):
+            awaited.cancel()
 
     def close(self) -> None:
         """Finish what has begun, drop what waits, take nothing more."""

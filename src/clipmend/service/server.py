@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import socket
 import stat
 from collections.abc import Callable
@@ -80,18 +82,23 @@ def run(
         server_header=False,
         limit_concurrency=_CONNECTIONS,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout)),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + 2,  # uvicorn's own, which breaks off without an answer
     )
-    server = _Server(config, ready)
+    server = _Server(config, ready, settings.shutdown_timeout, app.state.expire)
     server.run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], patience: float, expire: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._patience, self._expire = ready, patience, expire
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        expiry = asyncio.get_running_loop().call_later(self._patience, self._expire)
+        await super().shutdown(sockets)
+        expiry.cancel()
