@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +19,7 @@ from backbones.tiny import clip_model, clip_processor, clip_tokenizer, saved
 from clipmend.cli.app import app
 from clipmend.negation import PeakPatch, PeakPatchConfig
 from clipmend.search import ImageIndex, compare, search
+from clipmend.search.searcher import Searcher
 from search.fakes import colour_folder
 
 runner = CliRunner()
@@ -124,6 +128,106 @@ def test_a_patch_of_another_model_says_which_is_whose(home: Path) -> None:
     assert "text_width" not in told
 
 
+def test_the_query_language(home: Path) -> None:
+    index = ImageIndex.open(home / "index")
+    plain = clipmend.load(str(home / "clip"))
+    text = '"a dog" - 0.5 "a cat" width>=6 folder:a'
+    expected = Searcher(index, plain).search(text, 3, 1)
+    answer = json.loads(invoke(home / "index", text, "-k", 3, "--offset", 1, "--json"))
+    assert [(h["id"], h["rank"]) for h in answer["hits"]] == [(hit.id, hit.rank) for hit in expected.hits]
+    assert (answer["query"], answer["count"], answer["offset"]) == ('"a dog" - 0.5 "a cat" width>=6 folder:a', 5, 1)
+    table = invoke(home / "index", text, "-k", 3, "--offset", 1)
+    assert "2 to 4 of 5 images that pass the filters, of 15 in " in table
+    listed = invoke(home / "index", "folder:b")
+    assert "score" not in listed
+    assert [line.split("│")[-2].strip() for line in listed.splitlines() if ".png" in line] == sorted(
+        item.path for item in index.items(next(index.ids())) if item.path.startswith("b/")
+    )
+
+
+def test_images_that_options_name(home: Path) -> None:
+    index = ImageIndex.open(home / "index")
+    path = index.path(4)
+    name = index.items([index.find(str(path)) or 0])[0].path
+    by_file = json.loads(invoke(home / "index", "--image", path, "--json"))
+    by_name = json.loads(invoke(home / "index", "--like", name, "--json"))
+    assert by_file["hits"][0]["path"] == by_name["hits"][0]["path"] == str(path)
+    assert by_name["query"] == f"like:{name}"
+    both = json.loads(invoke(home / "index", "a dog folder:b", "--like", name, "--json"))
+    assert both["query"] == f'"a dog" + like:{name} folder:b'
+    assert all("/b/" in hit["path"] for hit in both["hits"])
+
+
+def test_explain(home: Path) -> None:
+    arguments = (home / "index", '"no dog" + "a cat"', "--patch", home / "patch", "-k", 2, "--explain")
+    answer = json.loads(invoke(*arguments, "--json"))
+    for hit in answer["hits"]:
+        told = hit["explain"]
+        assert (told["rank"], told["rank_before"]) == (hit["rank"], hit["rank_before"])
+        assert told["mended_score"] == pytest.approx(hit["score"], abs=1e-6)
+        assert told["backbone_score"] == pytest.approx(hit["score_before"])
+        assert isinstance(told["correction"], float)
+        assert [term["value"] for term in told["terms"]] == ["no dog", "a cat"]
+    output = invoke(*arguments)
+    for column in ("cosine without patch", "correction", '"no dog"', '"a cat"'):
+        assert column in output
+    assert f"{answer['hits'][0]['explain']['correction']:.4f}" in output
+
+
+def test_copies_are_collapsed(home: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        shutil.copytree(home / "photos", tmp_path / "photos" / str(number))
+    ImageIndex.build(clipmend.load(str(home / "clip")), tmp_path / "photos", tmp_path / "index").close()
+    answer = json.loads(invoke(tmp_path / "index", "a dog", "-k", 45, "--collapse", 0.999999, "--json"))
+    assert answer["count"] == 45
+    shown = [hit["path"] for hit in answer["hits"]]
+    copies = [copy["path"] for hit in answer["hits"] for copy in hit.get("copies", [])]
+    assert len(shown) <= 15
+    assert sorted(shown + copies) == sorted(str(p) for p in (tmp_path / "photos").rglob("*.png"))
+    assert "(and " in invoke(tmp_path / "index", "a dog", "--collapse", 0.999999)
+
+
+def test_other_stores(home: Path, tmp_path: Path) -> None:
+    index = ImageIndex.open(home / "index")
+    ids = next(index.ids())
+    np.save(tmp_path / "vectors.npy", index.vectors(ids))
+    expected = json.loads(invoke(home / "index", "a dog", "--json"))
+    arguments = (tmp_path / "vectors.npy", "a dog")
+    found = json.loads(invoke(*arguments, "--model", home / "clip", "--json"))
+    assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in expected["hits"]], abs=1e-5)
+    for more, message in (
+        ((), "name it with --model"),
+        (("--model", home / "clip", "--sheet", tmp_path / "x.png"), "--images DIR"),
+    ):
+        result = runner.invoke(app, ["search", *map(str, arguments), *map(str, more)])
+        assert message in str(result.exception)
+
+
+LIGHT = """
+import sys, time
+began = time.perf_counter()
+from clipmend.cli.app import app
+import clipmend
+def load(*args, **options):
+    print("seconds", time.perf_counter() - began)
+    print("heavy", [m for m in ("torch", "transformers", "pandas", "sklearn", "matplotlib", "qdrant_client") if m in sys.modules])
+    raise SystemExit
+clipmend.load = load
+app(sys.argv[1:])
+"""
+
+
+def test_start_is_light(home: Path) -> None:
+    """Until the model is loaded, which needs them, nothing heavy is imported; a query that is wrong is told at once."""
+    command = [sys.executable, "-c", LIGHT, "search", str(home / "index"), "a dog folder:a"]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    assert "heavy []" in output, output
+    command[-1] = '"a dog'
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "never closed" in failed.stderr
+    assert "heavy" not in failed.stdout
+
+
 def test_an_empty_query_is_refused_before_anything_is_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
@@ -140,6 +244,11 @@ def test_an_empty_query_is_refused_before_anything_is_loaded(home: Path, monkeyp
         (["{home}/index", "a dog", "--strength", "0.5", "--no-gate"], "--strength and --gate need --patch"),
         (["{home}/index", "a dog", "--columns", "3"], "--columns belongs to --sheet"),
         (["{home}/photos", "a dog"], "no image index"),
+        (["{home}/index", "a dog + a cat"], 'as arithmetic, "a dog" + "a cat", or as one text'),
+        (["{home}/index", "mood:good"], "no field 'mood'"),
+        (["{home}/index", "a dog", "--like", "nowhere.png"], "neither the id nor the path"),
+        (["{home}/index", "a dog", "--image", "nowhere.png"], "no such file"),
+        (["{home}/index", "a dog", "--images", "{home}"], "--images belongs to"),
         (["{home}/index", "  "], "query is empty"),
         (["{home}/index", "a dog", "--sheet", "x.tiff"], "--sheet writes"),
         (["{home}/index", "a dog", "--model", "{other}"], "cannot be compared"),

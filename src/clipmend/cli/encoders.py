@@ -33,7 +33,7 @@ def load_encoder(
     strength: float = 1.0,
     gate: bool | None = None,
     *,
-    index: Path | None = None,
+    index: Path | str | None = None,
 ) -> tuple[DualEncoder, DualEncoder]:
     """The encoder as it is, and with the patch (the same one where there is no patch).
 
