@@ -77,7 +77,7 @@ def serve(
         token=token,
         hosts=(*dict.fromkeys([*Settings.hosts, *own, *(allow_host or ())]),),
         examples=tuple(example or ()),
-        name=name,
+        name=name or Path(index).name.removesuffix(".index"),
         patch=patch or "",
         model=model,
         max_upload=round(max_upload * 1_000_000),

@@ -32,6 +32,7 @@ UPLOAD = "upload"
 """The name by which a query speaks of the image that came with it: ``image:upload``."""
 
 _EXAMPLES = ("a beach without people", "a street with no cars", '"a beach" - "people"')
+_DRAWN_EXAMPLES = ("a picture without a tree", "a red car and no dog", '"a beach" - "a boat"')
 _FOLDERS = 200
 
 
@@ -87,7 +88,7 @@ class Service:
             "patch": patch,
             "fields": dict(self.gallery.fields),
             "folders": [[_plain(name), count] for name, count in folders],
-            "examples": list(self.settings.examples or _EXAMPLES),
+            "examples": list(self.settings.examples or (_DRAWN_EXAMPLES if self.searcher.encoder.name == "scenes" else _EXAMPLES)),
             "embed_dim": self.gallery.embed_dim,
             "version": __version__,
         }
