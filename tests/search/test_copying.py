@@ -150,3 +150,22 @@ def test_fields_that_the_target_lacks_are_left_out(source: ArrayGallery, tmp_pat
         assert target.count([Condition("label", "=", "cat")]) == 18
         with pytest.raises(GalleryError, match="no field 'width'"):
             target.count([Condition("width", "=", 1.0)])
+
+
+def test_another_image_of_the_same_id_is_not_replaced_unasked(source: ArrayGallery, target: WritableGallery) -> None:
+    copy_gallery(source, target)
+    before = snapshot(target)
+    second = ArrayGallery(-VECTORS[:10], [Item(item.id, f"second/{item.id}.jpg") for item in ITEMS[:10]])
+    with pytest.raises(GalleryError, match=r"another image of the id 0 .*--id-offset.*--replace"):
+        copy_gallery(second, target)
+    assert snapshot(target) == before
+    report = copy_gallery(second, target, id_offset=1000)
+    assert (report.copied, report.there, report.others) == (10, 0, 90)
+    assert copy_gallery(second, target, id_offset=1000).there == 10
+    assert target.items([1027])[0].path == "second/27.jpg"
+    np.testing.assert_allclose(target.vectors([1027]), -VECTORS[9:10], atol=1e-6)
+    assert copy_gallery(second, target, replace=True).copied == 10
+    assert target.items([27])[0].path == "second/27.jpg"
+    for offset in (-1, 2**63 - 5):
+        with pytest.raises(ValueError, match="with"):
+            copy_gallery(second, target, id_offset=offset)

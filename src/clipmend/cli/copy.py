@@ -35,6 +35,8 @@ def copy(
     images: Path | None = typer.Option(None, "--images", help="Folder of the images, where SOURCE is not an index."),
     skip_bad: bool = typer.Option(False, "--skip-bad", help="Leave out rows that are no vectors (NaN, zero); arrays and tables."),
     vector_column: str | None = typer.Option(None, "--vector-column", help="Column of a Parquet file that has the vectors."),
+    id_offset: int = typer.Option(0, "--id-offset", min=0, help="Add this to every id: for a second source whose rows begin at 0."),
+    replace: bool = typer.Option(False, "--replace", help="Let images take the place of others that have their ids."),
     batch: int = typer.Option(1024, "--batch", min=1, help="Images at a time."),
     sample: int = typer.Option(1000, "--sample", min=0, help="Vectors that are read back and compared at the end."),
     shards: int | None = typer.Option(None, "--shards", min=1, help="Shards of a new Qdrant collection; default: Qdrant's own."),
@@ -48,6 +50,7 @@ def copy(
     from rich.console import Console
 
     from clipmend.search.copying import copy_gallery
+    from clipmend.search.gallery import Gallery, WritableGallery
     from clipmend.search.opening import create_gallery, is_there, open_gallery
 
     given = {"images": images, "skip_bad": skip_bad or None, "vector_column": vector_column}
@@ -67,12 +70,14 @@ def copy(
         if is_there(target):
             if cluster:
                 raise ValueError(f"{target} is there already; its shards and replicas are set when it is made")
-            made = open_gallery(target)
+            made: Gallery = open_gallery(target)
         else:
             made = create_gallery(
                 target, embed_dim=opened.embed_dim, backbone=opened.backbone, image_digest=opened.image_digest,
                 fields=opened.fields, **cluster,
             )  # fmt: skip
         with made:
-            report = copy_gallery(opened, made, batch=batch, sample=sample, progress=True)  # type: ignore[arg-type]
+            if not isinstance(made, WritableGallery):
+                raise ValueError(f"{target} cannot be added to: a copy goes into an index or into Qdrant")
+            report = copy_gallery(opened, made, id_offset=id_offset, replace=replace, batch=batch, sample=sample, progress=True)
     Console(highlight=False, soft_wrap=True).print(f"{target}: {report}", markup=False)

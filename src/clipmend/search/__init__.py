@@ -1,23 +1,41 @@
-"""Search images by text: an index on disk (:class:`ImageIndex`), and queries with or without a patch (:func:`search`)."""
+"""Search images by text: an index on disk (:class:`ImageIndex`), vectors of yours wherever they lie (:func:`open_gallery`), and
+queries with or without a patch.
+"""
 
+from clipmend.search.arrays import ArrayGallery, UnnormalisedWarning
 from clipmend.search.build import UpdateReport, build_index
+from clipmend.search.copying import CopyReport, copy_gallery
 from clipmend.search.embed import EmbeddedFiles, embed_files
+from clipmend.search.gallery import Condition, Gallery, GalleryError, Item, Nearest, WritableGallery
 from clipmend.search.index import ImageIndex
+from clipmend.search.opening import create_gallery, open_gallery
 from clipmend.search.query import Change, Comparison, Hit, compare, negation_hint, search
 from clipmend.search.store import Entry, ImageIndexError
 
 __all__ = [
+    "ArrayGallery",
     "Change",
     "Comparison",
+    "Condition",
+    "CopyReport",
     "EmbeddedFiles",
     "Entry",
+    "Gallery",
+    "GalleryError",
     "Hit",
     "ImageIndex",
     "ImageIndexError",
+    "Item",
+    "Nearest",
+    "UnnormalisedWarning",
     "UpdateReport",
+    "WritableGallery",
     "build_index",
     "compare",
+    "copy_gallery",
+    "create_gallery",
     "embed_files",
     "negation_hint",
+    "open_gallery",
     "search",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -45,26 +46,37 @@ class CopyReport:
 
 
 def copy_gallery(
-    source: Gallery, target: WritableGallery, *, batch: int = 1024, sample: int = 1000, seed: int = 0, progress: bool = False
+    source: Gallery,
+    target: WritableGallery,
+    *,
+    id_offset: int = 0,
+    replace: bool = False,
+    batch: int = 1024,
+    sample: int = 1000,
+    seed: int = 0,
+    progress: bool = False,
 ) -> CopyReport:
     """Copy all images of a gallery into another, with their ids.
 
     An image that the target has under the same id, with the same path, fields and digest, is passed over, where a digest is unknown
-    only if its vector is the same too; any other image of that id is replaced. So a copy that was cut short goes on, and a copy of
-    a source that grew adds what is new. Images that the target has and the source has not stay. At the end every id of the source
-    must be in the target, and a sample of vectors must have arrived.
+    only if its vector is the same too; one that changed (by content or fields) or moved is replaced. So a copy that was cut short
+    goes on, and a copy of a source that grew adds what is new. Images that the target has and the source has not stay. At the end
+    every id of the source must be in the target, and a sample of vectors must have arrived.
 
     Args:
         source: what is copied.
         target: where it goes; made by the same encoder, as far as both know theirs.
+        id_offset: added to every id, for sources whose ids are rows that all begin at 0.
+        replace: let images of the source take the place of others that happen to have their ids.
         batch: images at a time.
         sample: vectors that are read back and compared, chosen at random.
         seed: of that choice.
         progress: show a bar on a terminal.
 
     Raises:
-        GalleryError: another encoder or width, or something that did not arrive.
-        ValueError: ``batch`` below 1, ``sample`` below 0, source and target are one.
+        GalleryError: another encoder or width, another image of the same id (of another path and another digest), or something that
+            did not arrive.
+        ValueError: ``batch`` below 1, ``sample`` below 0, source and target are one, an id past 2^63 with ``id_offset``.
     """
     import time
 
@@ -81,10 +93,10 @@ def copy_gallery(
     total = len(source)
     types = {name: type_ for name, type_ in target.fields.items() if name in source.fields}
     with progress_bar("Copying", total, progress) as advance:
-        for ids, known, strangers in _side_by_side(source, target, batch):
+        for ids, known, strangers in _side_by_side(source, target, batch, id_offset):
             others += strangers
-            items, vectors = source.items(ids), source.vectors(ids)
-            changed = _changed(target, ids, known, items, vectors, types)
+            items, vectors = _shifted(source.items(ids), id_offset), source.vectors(ids)
+            changed = _changed(target, known, items, vectors, types, replace)
             if changed.any():
                 target.add([item for item, new in zip(items, changed, strict=True) if new], vectors[changed])
             copied += int(changed.sum())
@@ -93,7 +105,7 @@ def copy_gallery(
                 advance()
     if copied and isinstance(target, ImageIndex):
         target.optimise(progress=progress)
-    compared = _compare(source, target, batch, sample, seed)
+    compared = _compare(source, target, batch, sample, seed, id_offset)
     return CopyReport(total, copied, there, others, compared, time.perf_counter() - started)
 
 
@@ -115,14 +127,23 @@ def _check_same_encoder(source: Gallery, target: Gallery) -> None:
         )
 
 
-def _side_by_side(source: Gallery, target: Gallery, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def _shifted(items: list[Item], offset: int) -> list[Item]:
+    """The items with their ids in the target."""
+    if not offset:
+        return items
+    return [dataclasses.replace(item, id=item.id + offset) for item in items]
+
+
+def _side_by_side(source: Gallery, target: Gallery, batch: int, offset: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Ids of the source a batch at a time, which of them the target has, and how many it has between that the source has not.
 
     Both are read in ascending order, so that neither need fit in memory. What the target gains meanwhile lies behind.
     """
     theirs = _Ascending(target, batch)
     for ids in source.ids(block=batch):
-        found, strangers = theirs.up_to(ids)
+        if not 0 <= int(ids[0]) + offset <= int(ids[-1]) + offset < (1 << 63) - 1:
+            raise ValueError(f"the ids {ids[0]} to {ids[-1]} with {offset} added are not all within 0 and 2^63")
+        found, strangers = theirs.up_to(ids + offset)
         yield ids, found, strangers
     rest = theirs.rest()
     if rest:
@@ -155,29 +176,37 @@ class _Ascending:
 
 
 def _changed(
-    target: Gallery, ids: np.ndarray, known: np.ndarray, items: list[Item], vectors: np.ndarray, types: Mapping[str, object]
+    target: Gallery, known: np.ndarray, items: list[Item], vectors: np.ndarray, types: Mapping[str, object], replace: bool
 ) -> np.ndarray:
-    """bool ``[n]``: the images that the target has not, or has otherwise."""
+    """bool ``[n]``: the images that the target has not, or has otherwise.
+
+    Raises:
+        GalleryError: it has quite another one of the same id.
+    """
     changed = ~known
     if not known.any():
         return changed
-    rows = np.flatnonzero(known)
-    theirs = dict(zip(rows.tolist(), target.items(ids[rows]), strict=True))
+    rows = np.flatnonzero(known).tolist()
     unsure = []
-    for row, there in theirs.items():
+    for row, there in zip(rows, target.items([items[row].id for row in rows]), strict=True):
         here = items[row]
-        same_fields = all(here.fields.get(name) == there.fields.get(name) for name in types)
-        if there.path != here.path or there.sha256 != here.sha256 or not same_fields:
+        moved = here.path != there.path
+        if moved and not replace and not (here.sha256 and here.sha256 == there.sha256):
+            raise GalleryError(
+                f"{target.name} has another image of the id {here.id} ({there.path}, not {here.path}); if both are wanted, "
+                "copy with an id_offset (--id-offset) past the ids that are there, and to replace those, with replace (--replace)"
+            )
+        if moved or there.sha256 != here.sha256 or any(here.fields.get(name) != there.fields.get(name) for name in types):
             changed[row] = True
         elif not here.sha256:
             unsure.append(row)
     if unsure:
-        cosines = np.einsum("nd,nd->n", target.vectors(ids[unsure]), vectors[unsure])
+        cosines = np.einsum("nd,nd->n", target.vectors([items[row].id for row in unsure]), vectors[unsure])
         changed[np.asarray(unsure)[cosines < 1 - SAME]] = True
     return changed
 
 
-def _compare(source: Gallery, target: Gallery, batch: int, sample: int, seed: int) -> int:
+def _compare(source: Gallery, target: Gallery, batch: int, sample: int, seed: int, offset: int) -> int:
     """Every id must have arrived, and a random sample of the vectors and paths must be the same.
 
     Raises:
@@ -186,7 +215,7 @@ def _compare(source: Gallery, target: Gallery, batch: int, sample: int, seed: in
     rng = np.random.default_rng(seed)
     chosen: list[int] = []
     seen = missing = 0
-    for ids, found, _ in _side_by_side(source, target, batch):
+    for ids, found, _ in _side_by_side(source, target, batch, offset):
         missing += int((~found).sum())
         for id_ in ids.tolist():  # every image has the same chance, however many there are
             seen += 1
@@ -199,8 +228,9 @@ def _compare(source: Gallery, target: Gallery, batch: int, sample: int, seed: in
     chosen.sort()
     for first in range(0, len(chosen), batch):
         part = chosen[first : first + batch]
-        cosines = np.einsum("nd,nd->n", source.vectors(part), target.vectors(part))
-        for id_, cosine, here, there in zip(part, cosines, source.items(part), target.items(part), strict=True):
+        arrived = [id_ + offset for id_ in part]
+        cosines = np.einsum("nd,nd->n", source.vectors(part), target.vectors(arrived))
+        for id_, cosine, here, there in zip(part, cosines, source.items(part), target.items(arrived), strict=True):
             if cosine < 1 - SAME or here.path != there.path:
                 raise GalleryError(
                     f"{target.name}: the image {id_} ({here.path}) is not what was copied (cosine {cosine:.4f}, "
