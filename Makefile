@@ -44,9 +44,18 @@ test: $(VENV)/.stamp-test ## run the tests (a few minutes)
 	$(PY) -m pytest $(ARGS)
 
 # ---- for maintainers ----------------------------------------------------------------------------------------------------
+.PHONY: test-faults
+test-faults: $(VENV)/.stamp-test ## kill, fill, damage and starve an index, and feed it hostile files: a few minutes
+	$(PY) -m pytest tests/search/test_faults.py tests/data/test_images_fuzz.py -m "slow or not slow" $(ARGS)
+
 .PHONY: test-slow
 test-slow: $(VENV)/.stamp-test ## run the slow tests (full-size models, whole fits)
 	$(PY) -m pytest -m "slow and not open_clip" $(ARGS)
+
+.PHONY: test-page
+test-page: $(VENV)/.stamp-test ## run the tests of the search page in a headless Chromium (as root installs Debian's)
+	$(PY) tools/install_browser.py
+	$(PY) -m pytest tests/page -m page $(ARGS)
 
 .PHONY: test-open-clip
 test-open-clip: $(VENV_OPEN_CLIP)/.stamp-test ## run the tests of open_clip, LangChain and LlamaIndex in their own environment

@@ -96,7 +96,7 @@ class FakeService:
         after, before = self.order(request, strength), self.order(request, 0.0)
         now, then = ({id: rank for rank, id in enumerate(ids, 1)} for ids in (after, before))
         offset, k = request.get("offset", 0), request.get("k", 24)
-        bare = query.strip() and "folder:cold" != query.strip()
+        bare = query.strip() and query.strip() != "folder:cold"
 
         def hit(id: int, rank: int) -> dict[str, Any]:
             return {
@@ -168,6 +168,9 @@ def _handler(service: FakeService) -> type[BaseHTTPRequestHandler]:
             self.answer(self.post)
 
         def answer(self, method: Any) -> None:
+            if service._server is None:  # stopped: connections that are still open end without an answer
+                self.close_connection = True
+                return
             try:
                 method(urlsplit(self.path).path)
             except Refusal as refusal:

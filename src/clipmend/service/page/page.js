@@ -7,10 +7,12 @@ import { listen } from "./keys.js";
 import { compose, filterCount, fromAddress, toAddress, withTerm } from "./query.js";
 import { Grid, Twins, ordinal } from "./tiles.js";
 import { theme } from "./theme.js";
+import * as told from "./told.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 24;
-const MOST = 192; // the service gives 200 at most; a multiple of every number of columns
+const MOST = 192; // side by side: the service gives 200 at most; a multiple of every number of columns
+const FURTHEST = 10000; // as far as the service goes page by page
 
 let about = { count: 0, fields: {}, folders: [], examples: [], patch: null };
 let state = fromAddress(location.search);
@@ -79,131 +81,30 @@ function soon(keep) {
 function show() {
   const ranked = answer.terms.length > 0;
   // A patch changes how words are read: where the query has none there is nothing to compare.
-  const compared = wantsCompare() && Array.isArray(answer.before) && answer.terms.some((term) => term.kind === "text");
-  const words = answer.hits.length ? headline(ranked, compared) : "";
+  const compared = wantsCompare() && answer.hits.length > 0 && answer.terms.some((term) => term.kind === "text");
   results.classList.toggle("compare", compared);
   $("before").hidden = !compared;
   const title = $("after-title");
-  title.textContent = compared ? "After " : words;
+  title.textContent = compared ? "After " : answer.hits.length ? told.headline(answer) : "";
   if (compared) {
     const small = document.createElement("small");
     small.textContent = `with the patch ${about.patch.name}`;
     title.append(small);
   }
   const options = compared ? { shown: Math.max(answer.before.length, answer.hits.length), depth: answer.depth } : {};
-  if (compared) before.show(answer.before, options);
-  else before.show([]);
+  before.show(compared ? answer.before : [], options);
   after.show(answer.hits, { ...options, ranked });
   const tile = results.querySelector('.tile[tabindex="0"]') ?? after.list.querySelector(".tile");
   if (tile) tile.tabIndex = 0;
-  summary(compared, ranked);
-  understood();
-  hint();
-  empty();
-  const can = compared ? answer.hits.length < Math.min(answer.total, MOST) : answer.hits.length < Math.min(answer.total, 10000);
-  $("more").hidden = !can || !answer.hits.length;
-  $("examples").hidden = asked() || !about.examples.length;
-  document.title = state.q.trim() ? `${state.q.trim()} · clipmend` : "clipmend";
-}
-
-function headline(ranked, compared) {
-  const total = `${ordinal(answer.total)} ${answer.total === 1 ? "image" : "images"}`;
-  if (compared) return "";
-  return ranked ? `Best of ${total}` : total;
-}
-
-/** What came, what left, what stayed: the sentence over the two lists, and the key to their colours. */
-function summary(compared, ranked) {
-  const place = $("summary");
-  place.replaceChildren();
-  if (!answer.hits.length) return;
-  if (!compared) {
-    const words = document.createElement("span");
-    words.className = "unseen";
-    words.textContent = ranked ? `${answer.hits.length} images shown, best first` : `${answer.hits.length} images shown`;
-    place.append(words);
-    return;
-  }
-  const kinds = [...after.moves.values()].map((move) => move.kind);
-  const left = [...before.moves.values()].filter((move) => move.kind === "left").length;
-  const came = kinds.filter((kind) => kind === "came").length;
-  const same = kinds.filter((kind) => kind === "same").length;
-  const n = answer.hits.length;
-  const say = document.createElement("strong");
-  say.textContent =
-    came + left === 0
-      ? same === n ? "Nothing moved" : `The same ${n} images, in another order`
-      : came === n ? `All of the first ${n} are new` : `${came} of the first ${n} ${came === 1 ? "is" : "are"} new`;
-  place.append(say);
-  for (const [kind, count, word] of [["left", left, "left"], ["stayed", n - came, "stayed"], ["came", came, "came"]]) {
-    const part = document.createElement("span");
-    part.className = `key ${kind}`;
-    part.textContent = `${count} ${word}`;
-    place.append(part);
-  }
-}
-
-/** How the service read a query of several parts. */
-function understood() {
-  const parts = [];
-  if (answer.terms.length > 1 || answer.terms.some((term) => term.weight !== 1)) {
-    for (const { weight, kind, value } of answer.terms) {
-      const size = Math.abs(weight) === 1 ? "" : `${Math.abs(weight)} × `;
-      const what = kind === "text" ? `“${value}”` : kind === "image" && value === "upload" ? "your image" : `${kind} ${value}`;
-      parts.push([`${weight < 0 ? "−" : "+"} ${size}${what}`, weight < 0 ? "minus" : "plus"]);
-    }
-  }
-  const reads = { "=": "is", "!=": "is not", under: "in", like: "like", ">=": "from", "<=": "up to", ">": "over", "<": "under" };
-  for (const { field, op, value } of answer.where) {
-    const type = about.fields[field];
-    const shown =
-      type === "time" ? new Date(1000 * value).toLocaleDateString([], { dateStyle: "medium" })
-      : type === "size" ? (value >= 1e6 ? `${+(value / 1e6).toFixed(2)} MB` : `${+(value / 1e3).toFixed(2)} kB`)
-      : value;
-    parts.push([`${field} ${reads[op] ?? op} ${shown}`, "where"]);
-  }
-  $("understood").replaceChildren(
-    ...parts.map(([text, kind]) => {
-      const chip = document.createElement("li");
-      chip.className = `chip ${kind}`;
-      chip.textContent = text;
-      return chip;
-    }),
-  );
-}
-
-function hint() {
+  $("summary").replaceChildren(...(compared ? told.summary(before, after) : answer.hits.length ? [told.unseenSummary(answer)] : []));
+  $("understood").replaceChildren(...told.understood(answer, about.fields));
   $("hint").textContent = answer.hint ?? "";
   $("hint").hidden = !answer.hint;
-}
-
-function empty() {
-  const place = $("empty");
-  place.replaceChildren();
-  place.hidden = answer.hits.length > 0;
-  if (!place.hidden) {
-    const title = document.createElement("h2");
-    const words = document.createElement("p");
-    if (!about.count) {
-      title.textContent = "This index is empty";
-      words.textContent = "Add images to it: clipmend index MODEL FOLDER -o INDEX, then load this page again.";
-      place.append(title, words);
-      return;
-    }
-    title.textContent = "No image fits";
-    words.textContent = `None of the ${ordinal(about.count)} images fulfils every filter.`;
-    place.append(title, words);
-    if (filterCount(state)) place.append(button("Clear the filters", clearFilters));
-  }
-}
-
-function button(words, act) {
-  const made = document.createElement("button");
-  made.type = "button";
-  made.className = "pill";
-  made.textContent = words;
-  made.addEventListener("click", act);
-  return made;
+  $("empty").hidden = answer.hits.length > 0;
+  $("empty").replaceChildren(...(answer.hits.length ? [] : told.emptiness(about, filterCount(state) ? clearFilters : null)));
+  $("more").hidden = !answer.hits.length || answer.hits.length >= Math.min(answer.total, compared ? MOST : FURTHEST);
+  $("examples").hidden = asked() || !about.examples.length;
+  document.title = state.q.trim() ? `${state.q.trim()} · clipmend` : "clipmend";
 }
 
 /** Say what went wrong where it belongs: a query's fault under the query, the service's above the results. */
@@ -220,14 +121,14 @@ function trouble(error) {
     return;
   }
   if ([400, 404, 413, 415, 422].includes(error.status)) {
-    problem.textContent = error.message;
+    problem.append(error.message, ...told.readings(error.message, (q) => set({ q })));
     $("query").setAttribute("aria-invalid", "true");
     return;
   }
   const words = document.createElement("span");
   words.textContent =
     error.status === 429 || error.status === 503 ? `The service is busy: ${error.message}` : error.message ?? "Something went wrong on this page.";
-  banner.append(words, button("Try again", () => (about.version ? ask({ keep: "no" }) : start())));
+  banner.append(words, told.button("Try again", () => (about.version ? ask({ keep: "no" }) : start())));
   banner.hidden = false;
 }
 
@@ -366,15 +267,19 @@ results.addEventListener("click", (event) => {
 // ---- the start -----------------------------------------------------------------------------------------------------------
 
 function askToken(words) {
+  locked = true;
   $("token-problem").textContent = words;
   if (!$("token").open) $("token").showModal();
   $("token-value").select();
 }
-$("token").addEventListener("cancel", (event) => event.preventDefault());
+// Escape would leave a page that can do nothing; a browser may close the dialog all the same: then it opens again.
+let locked = false;
+$("token").addEventListener("close", () => locked && $("token").showModal());
 $("token-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
     await api.login($("token-value").value);
+    locked = false;
     $("token").close();
     start();
   } catch (error) {

@@ -5,8 +5,13 @@ export const quote = (text) => `"${text.replace(/["\\]/g, "\\$&")}"`;
 /** A value after "field:", in quotes where it needs them. */
 const value = (text) => (/^[\w./-]+$/.test(text) ? text : quote(text));
 
-/** Whether the text is arithmetic already (its parts in quotes, or image: and like: terms), not plain words. */
-export const isArithmetic = (text) => /^\s*[+-]?\s*(\d+(\.\d+)?\s*\*?\s*)?("|(image|like):)/.test(text);
+const NUMBER = String.raw`(?:\d+\.?\d*|\.\d+)`;
+const QUOTED = String.raw`["“”„](?:\\.|[^"“”„\\])*["“”]`;
+const TERM = String.raw`(?:${NUMBER}(?:\s*\*\s*|\s+))?(?:${QUOTED}|(?:image|like):(?:${QUOTED}|\S+))`;
+const ARITHMETIC = new RegExp(String.raw`^\s*[+-]?\s*${TERM}(?:\s*[+-]\s*${TERM})*\s*$`);
+
+/** Whether the text is arithmetic already (terms in quotes, image: or like:, with signs between), not plain words. */
+export const isArithmetic = (text) => ARITHMETIC.test(text);
 
 /** The plain words or the arithmetic of a query, and the filters in it, apart. */
 export function split(text, fields) {
