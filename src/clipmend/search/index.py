@@ -436,6 +436,7 @@ class ImageIndex(WritableGallery):
     def items(self, ids: Sequence[int] | np.ndarray) -> list[Item]:
         snapshot = self._snapshot
         wanted = [int(i) for i in ids]
+        snapshot.positions(np.asarray(wanted, np.int64))  # an image that was removed has its row in the database still
         extra = [name for name, (_, place) in snapshot.fields.items() if place.startswith("extra.")]
         columns = [f"images.{name}" for name in _BASE_COLUMNS] + [snapshot.fields[name][1] for name in extra]
         join = " LEFT JOIN extra ON extra.id = images.id" if extra else ""
