@@ -237,6 +237,29 @@ def test_a_full_service_says_so_and_recovers(tmp_path: Path) -> None:
         assert client.get("/health").status_code == 200
 
 
+def test_few_uploads_at_a_time(tmp_path: Path) -> None:
+    """A decoded image is large: many clients that send one each must not have them all in memory."""
+    encoder, lock = SlowEncoder(), threading.Lock()
+    now, most = 0, 0
+
+    def embed(images: Any, **_: Any) -> Any:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.05)
+        with lock:
+            now -= 1
+        return type(encoder).encode_images(encoder, images)
+
+    searcher = searcher_of(tmp_path, encoder, patched=False)
+    encoder.encode_images = embed  # type: ignore[method-assign]
+    with TestClient(create_app(searcher, Settings(uploads=2)), base_url=URL) as client, ThreadPoolExecutor(10) as pool:
+        sent = pool.map(lambda _: client.post("/search/image", files={"image": png(5, 5)}).status_code, range(10))
+        assert list(sent) == [200] * 10
+    assert most == 2
+
+
 def test_a_slow_answer_is_503(tmp_path: Path) -> None:
     encoder = SlowEncoder()
     app = create_app(searcher_of(tmp_path, encoder, patched=False), Settings(timeout=0.2))

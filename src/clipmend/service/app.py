@@ -76,22 +76,25 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         follow_links=settings.follow_links,
     )
     work = Crew("searches", settings.concurrency, settings.waiting, settings.timeout, metrics)
+    uploads = Crew("uploads", min(settings.uploads, settings.concurrency), settings.waiting, settings.timeout, metrics)
     pictures = Crew("thumbnails", settings.thumbnail_threads, max(settings.waiting, 256), settings.timeout, metrics)
+    crews = (work, uploads, pictures)
     files = page_files()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(service.open)
-        work.open()
-        pictures.open()
+        for crew in crews:
+            crew.open()
         app.state.status = "ready"
         try:
             yield
         finally:
             app.state.status = "ending"
             # Crews first: what they still do may need the batcher.
-            for step in (work.close, pictures.close, service.close):
-                await asyncio.to_thread(step)
+            for crew in crews:
+                await asyncio.to_thread(crew.close)
+            await asyncio.to_thread(service.close)
 
     app = FastAPI(
         title="clipmend",
@@ -106,7 +109,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     app.state.service, app.state.metrics, app.state.status = service, metrics, "starting"
 
     def expire() -> None:
-        for crew in (work, pictures):
+        for crew in crews:
             crew.expire()
         service.batcher.drop()
 
@@ -152,7 +155,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             first = error.errors()[0]
             param = ".".join(["request", *map(str, first["loc"])])
             raise ServiceError(422, "invalid_request", f"{param}: {first['msg']}", param) from None
-        return _Json(await work.run(service.search, wanted, await image.read()))
+        return _Json(await uploads.run(service.search, wanted, await image.read()))
 
     # ---- images -------------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import base64
 import io
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ UPLOAD = "upload"
 _EXAMPLES = ("a beach without people", "a street with no cars", '"a beach" - "people"')
 _DRAWN_EXAMPLES = ("a picture without a tree", "a red car and no dog", '"a beach" - "a boat"')
 _FOLDERS = 200
+_COUNT_AGAIN = 60.0  # seconds
 
 
 class Service:
@@ -55,6 +57,7 @@ class Service:
         self.gallery = searcher.gallery
         self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: metrics.batch_texts.observe(count))
         self.model = settings.model or searcher.encoder.name
+        self._counted: tuple[float, list[tuple[str, int]]] | None = None
         metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
 
     def open(self) -> None:
@@ -80,18 +83,26 @@ class Service:
                 "strength": float(getattr(mended, "strength", 1.0)),
                 "corrects_scores": mended.corrects_scores,
             }
-        folders = self.gallery.values("folder", _FOLDERS) if self.gallery.fields.get("folder") == "folder" else []
         return {
             "name": _plain(self.settings.name or self.gallery.name),
             "count": len(self.gallery),
             "model": self.model,
             "patch": patch,
             "fields": dict(self.gallery.fields),
-            "folders": [[_plain(name), count] for name, count in folders],
+            "folders": self._folders(),
             "examples": list(self.settings.examples or (_DRAWN_EXAMPLES if self.searcher.encoder.name == "scenes" else _EXAMPLES)),
             "embed_dim": self.gallery.embed_dim,
             "version": __version__,
         }
+
+    def _folders(self) -> list[tuple[str, int]]:
+        """The largest folders with their counts; counted once a minute at most, for of a million images that takes a while."""
+        if self.gallery.fields.get("folder") != "folder":
+            return []
+        now = time.monotonic()
+        if self._counted is None or now - self._counted[0] > _COUNT_AGAIN:
+            self._counted = (now, [(_plain(name), count) for name, count in self.gallery.values("folder", _FOLDERS)])
+        return self._counted[1]
 
     def search(self, request: SearchRequest, upload: bytes | None = None) -> dict[str, Any]:
         """Answer a search.

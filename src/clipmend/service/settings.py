@@ -31,6 +31,7 @@ class Settings:
         max_text: characters of one text for ``/embeddings``; a query has the grammar's own limit of 2,000.
         max_texts: texts of one request for ``/embeddings``.
         concurrency: searches and embeddings worked on at a time; those beyond wait.
+        uploads: searches with an image that is sent worked on at a time: a decoded image may take hundreds of megabytes.
         waiting: requests that may wait for their turn; those beyond are refused with 429.
         timeout: seconds within which an answer is there, waiting included; then it is 503.
         body_timeout: seconds within which a request's body must have arrived; then it is 408.
@@ -54,6 +55,7 @@ class Settings:
     max_text: int = 8_000
     max_texts: int = 256
     concurrency: int = 32
+    uploads: int = 4
     waiting: int = 256
     timeout: float = 30.0
     body_timeout: float = 30.0
@@ -76,6 +78,7 @@ class Settings:
             "max_text",
             "max_texts",
             "concurrency",
+            "uploads",
             "max_batch",
             "thumbnail_threads",
         ):
