@@ -8,6 +8,7 @@ damaged or of other rows is passed over, and the next update makes it again; row
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -175,7 +176,11 @@ def _write(
     path = directory / f"nearest-{number}.usearch"
     beside = path.with_name(path.name + ".tmp")
     try:
-        index.save(str(beside))
+        try:
+            index.save(str(beside))
+        except RuntimeError as error:  # usearch says what is wrong, not what kind of error it is
+            what = f"the graph for approximate search cannot be written ({error}); the index itself is whole"
+            raise OSError(errno.EIO, what, str(path)) from error
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)

@@ -255,7 +255,7 @@ def open_vectors(directory: Path, shard: Shard, embed_dim: int, dtype: str) -> n
     """Memory-map a shard, read-only: ``[rows, embed_dim]``."""
     try:
         vectors = np.load(directory / shard.file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy evaluates the header, and raises whatever nonsense in it leads to
         raise damaged(directory, f"{shard.file} cannot be read ({error})") from None
     if vectors.shape != (shard.rows, embed_dim) or vectors.dtype != np.dtype(dtype):
         raise damaged(
