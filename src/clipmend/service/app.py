@@ -272,6 +272,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             bearer = {"type": "http", "scheme": "bearer", "description": "Where the service was given a token."}
             schema["components"]["securitySchemes"] = {"bearer": bearer}
+            schema["components"]["schemas"]["EmbeddingsRequest"]["properties"]["model"]["examples"] = service.models()
             app.openapi_schema = schema
         return app.openapi_schema
 
