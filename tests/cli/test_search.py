@@ -226,6 +226,10 @@ def test_start_is_light(home: Path) -> None:
     failed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "never closed" in failed.stderr
     assert "heavy" not in failed.stdout
+    command[-1] = "folder:a"  # a list needs no model
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    assert "5 of 5 images" in listed
+    assert "heavy" not in listed
 
 
 def test_an_empty_query_is_refused_before_anything_is_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from clipmend.search.conditions import fulfils
 from clipmend.search.gallery import BASE_FIELDS, Condition, GalleryError, Item
 from clipmend.search.grammar import Query, QueryError, Term, parse_query
 from clipmend.search.order import collapsed, ranks_in
-from clipmend.search.searcher import Answer, Found, Searcher
+from clipmend.search.searcher import Answer, Found, Searcher, list_images
 from search.fakes import DIM, FakeEncoder, FakeMended
 from search.memory_gallery import MemoryGallery
 
@@ -314,6 +314,11 @@ def test_filters_alone_list_by_id(gallery: MemoryGallery, plain: Searcher) -> No
     everything = plain.search(Query(()), 100)
     assert ids(everything.hits) == sorted(item.id for _, item in slow_rows(gallery))
     assert ids(plain.search("folder:a", 4, 30).hits) == []
+    alone = list_images(gallery, parse_query("folder:a", FIELDS), 4, 3)
+    assert (alone.hits, alone.total) == (answer.hits, 30)
+    for k, offset in ((0, 0), (1, -1)):
+        with pytest.raises(ValueError, match="must be"):
+            list_images(gallery, Query(()), k, offset)
 
 
 def test_an_image_of_the_query(gallery: MemoryGallery, plain: Searcher, tmp_path: Path) -> None:

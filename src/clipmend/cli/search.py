@@ -80,7 +80,7 @@ def search(
         raise ValueError("the query is empty; say what to look for")
     refuse_without_patch(patch, strength=strength != 1, gate=gate is not None, rerank=rerank > 0)
     from clipmend.search.opening import open_gallery
-    from clipmend.search.searcher import Searcher
+    from clipmend.search.searcher import Searcher, list_images
 
     try:
         opened = open_gallery(index) if images is None else open_gallery(index, images=images)
@@ -89,14 +89,17 @@ def search(
     with opened as gallery:  # the encoder is compared by its digest, once loaded
         asked = _query(query, image or [], like or [], gallery)
         name = model or gallery.backbone
-        if not name:
-            raise ValueError(f"{gallery.name} does not say which encoder made it: name it with --model")
-        plain, encoder = load_encoder(name, device, patch, strength, gate, index=index)
-        if rerank:
-            check_corrects_scores(encoder, "--rerank")
-        answer = Searcher(gallery, plain, None if patch is None else encoder).search(
-            asked, k, offset, rerank=rerank, collapse=collapse, compare=patch is not None, explain=explain, exact=exact
-        )
+        if not asked.terms:  # nothing to rank by: a list, for which no encoder need be loaded
+            answer = list_images(gallery, asked, k, offset)
+        else:
+            if not name:
+                raise ValueError(f"{gallery.name} does not say which encoder made it: name it with --model")
+            plain, encoder = load_encoder(name, device, patch, strength, gate, index=index)
+            if rerank:
+                check_corrects_scores(encoder, "--rerank")
+            answer = Searcher(gallery, plain, None if patch is None else encoder).search(
+                asked, k, offset, rerank=rerank, collapse=collapse, compare=patch is not None, explain=explain, exact=exact
+            )
         if sheet is not None:
             shown = str(asked) if query.strip() != asked.text.strip() else query.strip()
             _write_sheet(sheet, answer.hits, shown if patch is None else f"{shown}  ·  patch {patch}", columns or 4)
@@ -170,10 +173,10 @@ def _table(answer: Answer, explain: bool) -> Table:
     names = ["rank", *(["rank without patch"] if compared and ranked else []), *(["score"] if ranked else ["id"])]
     by_term: list[int] = []
     if explain and ranked:
-        names += ["cosine without patch", "cosine", "correction"]
+        names += ["cosine", "cosine without patch", "correction"]
         by_term = list(range(len(answer.query.terms))) if 1 < len(answer.query.terms) <= MOST_TERM_COLUMNS else []
     for name in [*names, *(str(answer.query.terms[i]) for i in by_term)]:
-        table.add_column(Text(name), justify="right")
+        table.add_column(Text(name), justify="right", min_width=4 if name.startswith("rank") else 7)
     table.add_column("path", overflow="fold")
 
     def rank(value: int | None) -> str:
@@ -186,7 +189,7 @@ def _table(answer: Answer, explain: bool) -> Table:
         row = [rank(hit.rank), *([rank(hit.rank_before)] if compared and ranked else [])]
         row.append(number(hit.score) if ranked else str(hit.id))
         if explain and ranked:
-            row += [number(hit.score_before), number(hit.cosine), number(hit.correction)]
+            row += [number(hit.cosine), number(hit.score_before), number(hit.correction)]
         row += [number(hit.terms[i][1]) for i in by_term]
         path = display_path(hit.item.path) + (f"  (and {len(hit.copies)} like it)" if hit.copies else "")
         table.add_row(*row, Text(path), style=style)

@@ -19,7 +19,7 @@ from clipmend.search.terms import Correction, combined
 if TYPE_CHECKING:
     from clipmend.backbones.base import DualEncoder, OnLong
 
-__all__ = ["DEPTH", "EVERYTHING", "Answer", "Embedder", "Found", "Searcher"]
+__all__ = ["DEPTH", "EVERYTHING", "Answer", "Embedder", "Found", "Searcher", "list_images"]
 
 EVERYTHING = 50_000
 """In galleries of fewer images than this, every image's rank without the patch is known."""
@@ -205,11 +205,9 @@ class Searcher:
         if isinstance(query, str):
             query = parse_query(query, self.gallery.fields)
         active = self._check(k, offset, rerank, collapse, strength, gate)
-        total = self.gallery.count(query.where)
-        answer: dict[str, Any] = {"query": query, "total": total, "offset": offset, "hint": self._hint(query)}
         if not query.terms:
-            hits = self._listed(query, k, offset)
-            return Answer(hits=hits, before=[], exact=True, depth=0, seconds=time.perf_counter() - began, **answer)
+            return list_images(self.gallery, query, k, offset)
+        total = self.gallery.count(query.where)
 
         def embed(texts: Sequence[str], strength: float | None, gate: bool | None) -> np.ndarray:
             return self.embed(texts, strength, gate, on_long=on_long) if embedder is None else embedder(texts, strength, gate)
@@ -271,7 +269,8 @@ class Searcher:
         hits = found(page)
         before = found(plain_page) if compare else []
         is_exact = ranking.exact and plain.exact
-        return Answer(hits=hits, before=before, exact=is_exact, depth=depth, seconds=time.perf_counter() - began, **answer)
+        seconds = time.perf_counter() - began
+        return Answer(query, hits, before, total, offset, is_exact, self._hint(query), seconds, depth)
 
     def _encoder(self, strength: float | None, gate: bool | None) -> DualEncoder:
         """What embeds at this strength and gate; the plain encoder itself where that is what it comes to."""
@@ -292,10 +291,7 @@ class Searcher:
     def _check(
         self, k: int, offset: int, rerank: int, collapse: float | None, strength: float | None, gate: bool | None
     ) -> DualEncoder:
-        if k < 1:
-            raise ValueError(f"k must be at least 1 (got {k})")
-        if offset < 0:
-            raise ValueError(f"offset must be 0 or more (got {offset})")
+        _check_page(k, offset)
         if rerank < 0:
             raise ValueError(f"rerank must be 0 (off) or more (got {rerank})")
         if collapse is not None and not 0 < collapse <= 1:
@@ -314,18 +310,6 @@ class Searcher:
         from clipmend.search.query import negation_hint
 
         return next((hint for text in query.texts if (hint := negation_hint(text, False, self.encoder.name))), None)
-
-    def _listed(self, query: Query, k: int, offset: int) -> list[Found]:
-        """Without terms there is nothing to rank by: images in the order of their ids."""
-        page: list[int] = []
-        passed = 0
-        for block in self.gallery.ids(query.where):
-            page.extend(int(i) for i in block[max(0, offset - passed) : max(0, offset + k - passed)])
-            passed += len(block)
-            if passed >= offset + k:
-                break
-        items = self.gallery.items(page) if page else []
-        return [Found(item.id, item, self.gallery.file(item), rank, 0.0) for rank, item in enumerate(items, offset + 1)]
 
     def _image(self, term: Term, images: Mapping[str, Any]) -> np.ndarray:
         """Unit vector ``[D]`` of an image that a term names."""
@@ -354,3 +338,38 @@ class Searcher:
         if found is None:
             raise QueryError(f"like:{value} is neither the id nor the path of an image in {self.gallery.name}")
         return found
+
+
+def list_images(gallery: Gallery, query: Query, k: int = 20, offset: int = 0) -> Answer:
+    """The images that fulfil a query's conditions, in the order of their ids; no encoder is needed, and nothing is ranked.
+
+    Args:
+        gallery: whose images.
+        query: its terms are not looked at.
+        k: images a page.
+        offset: how many to pass over.
+
+    Raises:
+        GalleryError: a condition that the gallery cannot answer.
+        ValueError: ``k`` below 1 or ``offset`` below 0.
+    """
+    began = time.perf_counter()
+    _check_page(k, offset)
+    total = gallery.count(query.where)
+    page: list[int] = []
+    passed = 0
+    for block in gallery.ids(query.where):
+        page.extend(int(i) for i in block[max(0, offset - passed) : max(0, offset + k - passed)])
+        passed += len(block)
+        if passed >= offset + k:
+            break
+    items = gallery.items(page) if page else []
+    hits = [Found(item.id, item, gallery.file(item), rank, 0.0) for rank, item in enumerate(items, offset + 1)]
+    return Answer(query, hits, [], total, offset, True, None, time.perf_counter() - began, 0)
+
+
+def _check_page(k: int, offset: int) -> None:
+    if k < 1:
+        raise ValueError(f"k must be at least 1 (got {k})")
+    if offset < 0:
+        raise ValueError(f"offset must be 0 or more (got {offset})")
