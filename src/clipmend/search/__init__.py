@@ -7,12 +7,15 @@ from clipmend.search.build import UpdateReport, build_index
 from clipmend.search.copying import CopyReport, copy_gallery
 from clipmend.search.embed import EmbeddedFiles, embed_files
 from clipmend.search.gallery import Condition, Gallery, GalleryError, Item, Nearest, WritableGallery
+from clipmend.search.grammar import Query, QueryError, Term, parse_query
 from clipmend.search.index import ImageIndex
 from clipmend.search.opening import create_gallery, open_gallery
 from clipmend.search.query import Change, Comparison, Hit, compare, negation_hint, search
+from clipmend.search.searcher import Answer, Found, Searcher
 from clipmend.search.store import Entry, ImageIndexError
 
 __all__ = [
+    "Answer",
     "ArrayGallery",
     "Change",
     "Comparison",
@@ -20,6 +23,7 @@ __all__ = [
     "CopyReport",
     "EmbeddedFiles",
     "Entry",
+    "Found",
     "Gallery",
     "GalleryError",
     "Hit",
@@ -27,6 +31,10 @@ __all__ = [
     "ImageIndexError",
     "Item",
     "Nearest",
+    "Query",
+    "QueryError",
+    "Searcher",
+    "Term",
     "UnnormalisedWarning",
     "UpdateReport",
     "WritableGallery",
@@ -37,5 +45,6 @@ __all__ = [
     "embed_files",
     "negation_hint",
     "open_gallery",
+    "parse_query",
     "search",
 ]

@@ -137,9 +137,6 @@ def collapsed(vectors: np.ndarray, threshold: float, most: int) -> tuple[list[in
 
 def ranks_in(order: np.ndarray, ids: np.ndarray) -> list[int | None]:
     """The place of each id in ``order``, counting from 1; ``None`` where it is not there."""
-    if not len(order):
-        return [None] * len(ids)
-    sorter = np.argsort(order, kind="stable")
-    at = np.minimum(np.searchsorted(order, ids, sorter=sorter), len(order) - 1)
-    places = sorter[at]
-    return [int(place) + 1 if order[place] == wanted else None for place, wanted in zip(places, ids, strict=True)]
+    places = np.flatnonzero(np.isin(order, ids))  # few are asked for, of many: cheaper than sorting
+    ranks = {int(order[place]): int(place) + 1 for place in places}
+    return [ranks.get(int(wanted)) for wanted in ids]
