@@ -37,7 +37,7 @@ def copy(
     vector_column: str | None = typer.Option(None, "--vector-column", help="Column of a Parquet file that has the vectors."),
     id_offset: int = typer.Option(0, "--id-offset", min=0, help="Add this to every id: for a second source whose rows begin at 0."),
     replace: bool = typer.Option(False, "--replace", help="Let images take the place of others that have their ids."),
-    batch: int = typer.Option(1024, "--batch", min=1, help="Images at a time."),
+    batch: int = typer.Option(4096, "--batch", min=1, help="Images at a time."),
     sample: int = typer.Option(1000, "--sample", min=0, help="Vectors that are read back and compared at the end."),
     shards: int | None = typer.Option(None, "--shards", min=1, help="Shards of a new Qdrant collection; default: Qdrant's own."),
     replicas: int | None = typer.Option(None, "--replicas", min=1, help="Copies of each shard on a Qdrant cluster."),

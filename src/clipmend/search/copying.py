@@ -51,7 +51,7 @@ def copy_gallery(
     *,
     id_offset: int = 0,
     replace: bool = False,
-    batch: int = 1024,
+    batch: int = 4096,
     sample: int = 1000,
     seed: int = 0,
     progress: bool = False,
