@@ -45,7 +45,7 @@ def test_screenshot(page: SearchPage, name: str, request: pytest.FixtureRequest,
 
 
 def small(path: Path) -> None:
-    """Few colours are enough for drawings and letters; without dithering, so that areas stay calm."""
+    """256 colours are enough for drawings and letters; without dithering, so that areas stay calm."""
     with Image.open(path) as image:
-        few = image.convert("RGB").quantize(192, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        few = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
     few.save(path, optimize=True)

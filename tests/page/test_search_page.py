@@ -217,9 +217,9 @@ def test_a_chosen_image_is_searched_by(page: SearchPage, drawn: Drawn) -> None:
 def test_what_is_no_image_is_refused(page: SearchPage) -> None:
     page.open()
     page.drop(b"%PDF", "paper.pdf", "application/pdf")
-    page.wait(lambda: "paper.pdf is not an image" in page.text("#problem"), "complaint")
+    page.wait(lambda: "“paper.pdf” is not an image" in page.text("#problem"), "complaint")
     page.drop(b"GIF89a nothing", "broken.gif", "image/gif")
-    page.wait(lambda: "the image" in page.text("#problem"), "the service's complaint")
+    page.wait(lambda: "The image" in page.text("#problem"), "the service's complaint")
     page.ask("a cat")
 
 

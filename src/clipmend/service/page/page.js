@@ -121,13 +121,13 @@ function trouble(error) {
     return;
   }
   if ([400, 404, 413, 415, 422].includes(error.status)) {
-    problem.append(error.message, ...told.readings(error.message, (q) => set({ q })));
+    problem.append(told.sentence(error.message), ...told.readings(error.message, (q) => set({ q })));
     $("query").setAttribute("aria-invalid", "true");
     return;
   }
   const words = document.createElement("span");
   words.textContent =
-    error.status === 429 || error.status === 503 ? `The service is busy: ${error.message}` : error.message ?? "Something went wrong on this page.";
+    error.status === 429 || error.status === 503 ? `The service is busy: ${error.message}` : told.sentence(error.message) || "Something went wrong on this page.";
   banner.append(words, told.button("Try again", () => (about.version ? ask({ keep: "no" }) : start())));
   banner.hidden = false;
 }
@@ -329,7 +329,7 @@ async function start() {
   }
   introduce();
   reflect();
-  if (filterCount(state)) $("filters-open").click();
+  if (filterCount(state) && !matchMedia("(max-width: 720px)").matches) $("filters-open").click();
   await ask({ keep: "no" });
 }
 

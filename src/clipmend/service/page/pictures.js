@@ -15,7 +15,7 @@ export function pictures({ onPicture, onRemoved, onRefused }) {
   function take(file) {
     if (!file) return;
     if (!file.type.startsWith("image/")) {
-      onRefused(`${file.name || "That"} is not an image: drop a JPEG, PNG or WebP file.`);
+      onRefused(`“${file.name}” is not an image: drop a JPEG, PNG or WebP file.`);
       return;
     }
     clear();

@@ -16,6 +16,9 @@ export function button(words, act) {
   return made;
 }
 
+/** An error of the service, which begins in lower case as it does on a terminal. */
+export const sentence = (message) => message.replace(/^[a-z](?![\w]*:)/, (letter) => letter.toUpperCase());
+
 export function headline(answer) {
   const total = `${ordinal(answer.total)} ${answer.total === 1 ? "image" : "images"}`;
   return answer.terms.length ? `Best of ${total}` : total;
