@@ -90,6 +90,7 @@ class QdrantGallery(WritableGallery):
             self.backbone, self.image_digest = backbone, image_digest
             kinds = {key: _KINDS.get(str(index.data_type)) for key, index in (info.payload_schema or {}).items()}
             self.fields = dict(fields) if fields is not None else {key: kind for key, kind in kinds.items() if kind}
+        self._size = self.count()  # as it was last counted: enough to choose a way of searching by
         first = self._scroll(1, None, payload=True)[0]
         self._uuids = bool(first) and isinstance(first[0].id, str)
         self._path_key = path_key or self._find_path_key(first[0].payload if first else None)
@@ -198,27 +199,27 @@ class QdrantGallery(WritableGallery):
     def count(self, where: Sequence[Condition] = ()) -> int:
         chosen = self._filter(where)
         with self._asking():
-            return int(self._client.count(self.collection, count_filter=chosen, exact=True).count)
+            found = int(self._client.count(self.collection, count_filter=chosen, exact=True).count)
+        if not where:
+            self._size = found
+        return found
 
     def nearest(self, queries: Any, k: int, *, where: Sequence[Condition] = (), exact: bool | None = None) -> Nearest:
         if k < 1:
             raise ValueError(f"k must be at least 1 (got {k})")
         asked = unit_queries(queries, self.embed_dim)
         chosen = self._filter(where)
-        total = self.count(where)
-        k = min(k, total)
         exact = self._exact if exact is None else exact
-        exact = self.local or (total < EXACT_BELOW if exact is None else exact)
-        if not k:
-            return Nearest(np.empty((len(asked), 0), np.float32), np.empty((len(asked), 0), np.int64), exact)
-        rows = [self._one(query, k, total, chosen, exact) for query in asked]
-        width = min(len(scores) for scores, _ in rows)  # an approximate search may find fewer than are there
-        scores = np.stack([row[:width] for row, _ in rows])
-        return Nearest(scores, np.stack([ids[:width] for _, ids in rows]), exact)
+        exact = self.local or (self._size < EXACT_BELOW if exact is None else exact)
+        rows = [self._one(query, k, chosen, exact) for query in asked]
+        width = min((len(scores) for scores, _ in rows), default=0)  # an approximate search may find fewer than are there
+        scores = np.stack([row[:width] for row, _ in rows]) if rows else np.empty((0, 0), np.float32)
+        ids = np.stack([found[:width] for _, found in rows]) if rows else np.empty((0, 0), np.int64)
+        return Nearest(scores, ids, exact)
 
-    def _one(self, query: np.ndarray, k: int, total: int, chosen: Any, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _one(self, query: np.ndarray, k: int, chosen: Any, exact: bool) -> tuple[np.ndarray, np.ndarray]:
         """Scores and ids of the best; of equal scores those of the lowest ids, which takes a look past the last one."""
-        wanted = min(k + 1, total)
+        wanted = k + 1
         while True:
             with self._asking():
                 found = self._client.query_points(
@@ -232,10 +233,9 @@ class QdrantGallery(WritableGallery):
                     with_vectors=False,
                 ).points
             scores = np.asarray([point.score for point in found], np.float32)
-            complete = len(found) < wanted or wanted == total or len(found) <= k or scores[-1] < scores[k - 1]
-            if complete or wanted >= k + _TIES:
+            if len(found) < wanted or scores[-1] < scores[k - 1] or wanted >= k + _TIES:
                 break
-            wanted = min(wanted * 2, total, k + _TIES)
+            wanted = min(wanted * 2, k + _TIES)
         ids = np.asarray([self._id(point.id) for point in found], np.int64)
         order = np.lexsort((ids, -scores))[:k]
         return scores[order], ids[order]
@@ -291,6 +291,7 @@ class QdrantGallery(WritableGallery):
         for first in range(0, len(points), BATCH):
             with self._asking():
                 self._client.upsert(self.collection, points=points[first : first + BATCH], wait=True)
+        self._size += len(points)
         if points and self._path_key is None:
             self._path_key = "path"
 
