@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,13 @@ def processor_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def batches_of(port: int) -> float:
+    """Mean number of texts that went through the encoder together."""
+    with urllib.request.urlopen(f"http://localhost:{port}/metrics") as answer:
+        numbers = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
+    return round(float(numbers["clipmend_batch_texts_sum"]) / float(numbers["clipmend_batch_texts_count"]), 1)
+
+
 def start(index: Path, log: Path, threads: int) -> tuple[subprocess.Popen[bytes], int]:
     """The service and its port, once it is ready."""
     program = "from clipmend.cli import main; main()"
@@ -197,6 +205,7 @@ async def _load(pid: int, port: int, requests: int, block: int, count: int, k: i
             processor[name].append((processor_of(pid) - before) / len(asked))
             errors += wrong
             memory.append(memory_of(pid))
+    batches = await asyncio.to_thread(batches_of, port)
     for client in clients:
         await client.close()
     warm = memory[len(memory) // 10]
@@ -214,6 +223,7 @@ async def _load(pid: int, port: int, requests: int, block: int, count: int, k: i
         },
         "patched_over_plain": _quartiles(np.array(rates["patched"]) / np.array(rates["plain"])),
         "patched_over_plain_processor": _quartiles(np.array(processor["plain"]) / np.array(processor["patched"])),
+        "texts_a_forward_pass": batches,
         "memory_mb": {"after_a_tenth": round(warm, 1), "end": round(memory[-1], 1), "most": round(max(memory), 1)},
     }
 
@@ -233,6 +243,7 @@ def show(result: dict[str, Any]) -> None:
     for key, by in (("patched_over_plain", "the clock"), ("patched_over_plain_processor", "processor time")):
         ratio = result[key]
         print(f"\nthroughput with the patch over without, by {by}: {ratio['median']} (quartiles {ratio['low']} to {ratio['high']})")
+    print(f"\ntexts a forward pass: {result['texts_a_forward_pass']}")
     print(f"\nmemory: {memory['after_a_tenth']} MB after a tenth, {memory['end']} MB at the end, {memory['most']} MB at most\n")
 
 
