@@ -494,3 +494,36 @@ def test_no_file_outside_the_root_is_handed_out(tmp_path: Path, path: str) -> No
     gallery = ArrayGallery(VECTORS[:2], [Item(0, path), Item(1, "in.jpg")], images=root)
     assert gallery.file(gallery.items([0])[0]) is None
     assert gallery.file(gallery.items([1])[0]) == (root / "in.jpg").resolve()
+
+
+# Types and extras
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_vectors_of_any_type_in_a_table(tmp_path: Path, kind: str, fixed: bool) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    flat = pyarrow.array(VECTORS.reshape(-1).astype(kind))
+    if fixed:
+        column = pyarrow.FixedSizeListArray.from_arrays(flat, 8)
+    else:
+        column = pyarrow.LargeListArray.from_arrays(np.arange(0, 321, 8), flat)
+    parquet.write_table(pyarrow.table({"v": column}), tmp_path / "t.parquet")
+    gallery = open_gallery(tmp_path / "t.parquet")
+    assert [first(gallery, VECTORS[row]) for row in (0, 17, 39)] == [0, 17, 39]
+
+
+def test_without_the_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow" or name.startswith("clipmend.search.qdrant")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("pyarrow", "qdrant_client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ImportError, match=r"pip install 'clipmend\[parquet\]'"):
+        open_gallery(tmp_path / "t.parquet")
+    with pytest.raises(ImportError, match=r"pip install 'clipmend\[qdrant\]'"):
+        open_gallery(f"qdrant:{tmp_path}/c")
