@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 def search(
     index: str = typer.Argument(..., metavar="INDEX", help=SOURCE_HELP),
-    query: str = typer.Argument("", help=QUERY_HELP, show_default=False),
+    query: str | None = typer.Argument(None, help=QUERY_HELP, show_default=False),
     patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP + " Ranks without it are shown beside."),
     strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
     gate: bool | None = typer.Option(
@@ -76,6 +76,9 @@ def search(
         raise ValueError(f"--sheet writes {', '.join(SHEET_SUFFIXES)} (got {sheet.name!r})")
     if sheet is None and columns is not None:
         raise ValueError("--columns belongs to --sheet FILE")
+    if query is None and not (image or like):
+        raise typer.BadParameter("say what to look for, in words or by --image FILE or --like ID", param_hint="QUERY")
+    query = query or ""
     if not (query.strip() or image or like):  # before a model is loaded
         raise ValueError("the query is empty; say what to look for")
     refuse_without_patch(patch, strength=strength != 1, gate=gate is not None, rerank=rerank > 0)
