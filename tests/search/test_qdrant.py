@@ -217,7 +217,7 @@ def test_a_server_is_told_what_to_index_and_how_to_spread(tmp_path: Path) -> Non
         '"a b"': "float",
     }  # fmt: skip
     searches = [body["params"]["exact"] for path, body in stand_in.asked if path.endswith("points/query")]
-    assert searches == [True, False]
+    assert searches == [True, True, False]
 
 
 def test_whether_a_search_was_exact() -> None:
