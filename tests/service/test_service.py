@@ -14,10 +14,12 @@ import pytest
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
+from PIL import Image
 from tests.search.fakes import FakeEncoder, FakeMended
+from tests.search.memory_gallery import MemoryGallery
 from tests.service.fake_service import PictureGallery, SlowEncoder, searcher_of, unit
 
-from clipmend.search.gallery import GalleryError
+from clipmend.search.gallery import GalleryError, Item
 from clipmend.search.searcher import Searcher
 from clipmend.service import Settings, create_app
 from clipmend.service.requests import About, EmbeddingsAnswer, Models, SearchAnswer
@@ -79,6 +81,7 @@ def test_a_search_is_the_searchers(client: TestClient, searcher: Searcher) -> No
     assert found["terms"] == [{"weight": 1.0, "kind": "text", "value": "no red"}]
     first = found["hits"][0]
     assert first["thumbnail"] == f"/thumbnails/{first['id']}"
+    assert first["key"] == str(first["id"])
     assert (first["width"], first["height"]) == (6, 5)
     assert first["path"] == f"{first['fields']['folder']}/{first['fields']['name']}"
 
@@ -99,6 +102,18 @@ def test_no_words_list_every_image(client: TestClient) -> None:
 
 def test_an_image_of_the_gallery_as_the_query(client: TestClient) -> None:
     assert search(client, query="like:7", k=1)["hits"][0]["id"] == 7
+
+
+def test_ids_of_any_size(tmp_path: Path) -> None:
+    """Other stores number by hashes; 2^63 - 1 is the largest id there may be."""
+    largest = 2**63 - 1
+    gallery = MemoryGallery([Item(largest, "a.png"), Item(2**53 + 1, "b.png")], np.eye(8)[:2], root=tmp_path)
+    gallery.values = lambda name, limit=100: []  # type: ignore[method-assign]
+    Image.new("RGB", (5, 5)).save(tmp_path / "a.png")
+    with TestClient(create_app(Searcher(gallery, FakeEncoder(), files=False)), base_url=URL) as client:
+        found = search(client, query=f"like:{largest}")["hits"]
+        assert [hit["key"] for hit in found] == [str(largest), str(2**53 + 1)]
+        assert client.get(found[0]["thumbnail"]).status_code == 200
 
 
 def test_strength_nought_is_the_backbones_order(client: TestClient) -> None:

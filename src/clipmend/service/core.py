@@ -243,6 +243,7 @@ def _hit(found: Found) -> dict[str, Any]:
     fields = found.item.fields
     return {
         "id": found.id,
+        "key": str(found.id),
         "path": _plain(found.item.path),
         "rank": found.rank,
         "score": found.score,

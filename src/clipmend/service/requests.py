@@ -64,6 +64,7 @@ class QueryCondition(BaseModel):
 
 class SearchHit(BaseModel):
     id: int
+    key: str = Field(description="The id as text, for languages whose numbers are exact up to 2^53 only, such as JavaScript.")
     path: str
     rank: int | None
     score: float | None
