@@ -75,7 +75,7 @@ def test_it_finds_what_is_near(made: Path) -> None:
 
 
 def test_wide_conditions_go_through_it_and_hold(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipmend.search.index.FEW", 3000)
+    monkeypatch.setattr("clipmend.search.reading.FEW", 3000)
     index = ImageIndex.open(made)
     where = (Condition("n", "<", COUNT / 2),)
     assert recall(index, where=where) >= 0.97

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +14,8 @@ from clipmend.data.images import display_path
 from clipmend.search import store
 from clipmend.search.database import Connections, check_bytes, check_identity, guard, integers, read_fields, read_shards, translated
 from clipmend.search.exact import Layout, Shards
-from clipmend.search.gallery import FieldType, GalleryError
+from clipmend.search.gallery import Condition, FieldType, GalleryError
+from clipmend.search.nearest import Graph
 from clipmend.search.roots import Root, read_roots
 from clipmend.search.store import Entry, ImageIndexError, Manifest
 
@@ -42,6 +44,9 @@ class Snapshot:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
         self.layout = Layout(self.rows)
+        self.matching: OrderedDict[tuple[Condition, ...], Layout] = OrderedDict()  # what the last questions' conditions left
+        self.graph: Graph | None = None
+        self.graph_tried = False
         by_id = np.argsort(self.ids, kind="stable")
         self._sorted_ids, self._position = self.ids[by_id], by_id
 
