@@ -304,6 +304,13 @@ def test_bodies_have_a_size(small: TestClient) -> None:
     assert small.send(lied).status_code == 413  # a server would not let this pass; counted all the same
 
 
+def test_who_has_no_token_yet_sends_little(tmp_path: Path) -> None:
+    """What is held at once is shared: many who log in must not take it from those who did."""
+    with TestClient(create_app(searcher_of(tmp_path), Settings(token="x" * 16)), base_url=URL) as client:
+        assert client.post("/login", json={"token": "y" * 4_096}).status_code == 401
+        assert client.post("/login", json={"token": "y" * 40_000}).status_code == 413
+
+
 def test_uploads_have_a_size_and_pixels(small: TestClient) -> None:
     def send(image: bytes) -> Any:
         return small.post("/search/image", files={"image": image})

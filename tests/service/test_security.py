@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 import pytest
 
 pytest.importorskip("fastapi")
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -244,6 +245,82 @@ def test_pages_of_other_sites_get_nothing_done(client: TestClient) -> None:
     own = {"Origin": "http://localhost:8765", "Sec-Fetch-Site": "same-origin"}
     assert client.post("/search", json={"query": "red"}, headers=own).status_code == 200
     assert "access-control-allow-origin" not in client.get("/api/about", headers={"Origin": "https://evil.example"}).headers
+
+
+@pytest.mark.parametrize("site", ["same-site", "cross-site"])
+def test_a_browser_says_whose_page_asks(client: TestClient, site: str) -> None:
+    """Another port of this machine is the same site, and its name without the port is ours."""
+    for path in ("/search", "/embeddings", "/login", "/logout"):
+        headers = {"Sec-Fetch-Site": site, "Origin": "http://localhost:3000"}
+        assert client.post(path, json={"query": "red"}, headers=headers).status_code == 403
+    embedded = (
+        {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+        {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    )
+    followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for path in ("/", "/images/1", "/thumbnails/1", "/api/about"):
+        for headers in embedded:
+            assert client.get(path, headers={"Sec-Fetch-Site": site, **headers}).json()["error"]["type"] == "foreign_site"
+        assert client.get(path, headers=followed).status_code == 200  # a link
+    assert client.post("/search", json={"query": "red"}, headers=followed).status_code == 403  # a form
+
+
+def test_a_proxy_may_call_it_by_another_name(guarded: TestClient) -> None:
+    """A browser that speaks to a proxy knows that the page is the proxy's; the name that the proxy uses here is its own."""
+    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "127.0.0.1:8765", "Origin": "https://search.example"}
+    assert guarded.post("/search", json={"query": "red"}, headers=headers).status_code == 403
+    headers["Sec-Fetch-Site"] = "same-origin"
+    assert guarded.post("/search", json={"query": "red"}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "elsewhere"),
+    [
+        ("192.168.1.7", True),
+        ("10.0.0.1", True),
+        ("fe80::1", True),
+        ("::ffff:10.0.0.1", True),
+        ("127.0.0.1", False),
+        ("127.9.9.9", False),
+        ("::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("", False),
+        ("testclient", False),
+    ],
+)
+def test_another_machine_that_says_localhost(tmp_path: Path, address: str, elsewhere: bool) -> None:
+    """The application behind a server that listens to every address."""
+    for limits, refused in (
+        (Settings(), elsewhere),
+        (Settings(token=TOKEN), False),
+        (Settings(hosts=("localhost", "a.b")), False),
+    ):
+        app = create_app(searcher_of(tmp_path / str(refused), count=3), limits)
+        with TestClient(app, base_url=URL, client=(address, 1)) as client:
+            answer = client.get("/api/about", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert answer.status_code == (403 if refused else 200)
+
+
+@pytest.mark.parametrize("prefix", ["/clip", "/page/clip", "/search"])
+def test_mounted_in_another_application(tmp_path: Path, prefix: str) -> None:
+    """Its limits and its token hold wherever it is mounted, and no prefix opens it."""
+    app = create_app(searcher_of(tmp_path), Settings(token=TOKEN, max_body=100))
+    outer = FastAPI(lifespan=app.router.lifespan_context)
+    outer.mount(prefix, app)
+    outer.state = app.state
+    told = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(outer, base_url=URL) as client:
+        for path in ("/api/about", "/thumbnails/1", "/images/1", "/metrics"):
+            assert client.get(prefix + path).status_code == 401
+            assert client.get(prefix + path, headers=told).status_code == 200
+        for path in ("/", "/page/page.js", "/health"):
+            assert client.get(prefix + path).status_code == 200
+        assert client.post(prefix + "/login", json={"token": TOKEN}).status_code == 204
+        client.cookies.clear()
+        assert client.post(prefix + "/search", json={"query": "red"}).status_code == 401
+        assert client.post(prefix + "/search", json={"query": "red"}, headers=told).status_code == 200
+        assert client.post(prefix + "/search", json={"query": "r" * 200}, headers=told).status_code == 413
+        assert client.post(prefix + "/search", content=b'{"query": "red"}', headers=told).status_code == 415
 
 
 @pytest.mark.parametrize("path", ["/", "/api/about", "/thumbnails/1", "/images/1", "/nothing", "/docs", "/thumbnails/99999"])

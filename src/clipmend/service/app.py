@@ -123,7 +123,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
 
     # ---- search -------------------------------------------------------------------------------------------------------------
 
-    @app.get("/api/about", response_model=requests.About, responses=responses(400, 401, 429, 503), openapi_extra=_SECURED)
+    @app.get("/api/about", response_model=requests.About, responses=responses(400, 401, 403, 429, 503), openapi_extra=_SECURED)
     async def about() -> Response:
         """What can be searched, by which model and patch."""
         return _Json(await work.run(service.about))
@@ -165,7 +165,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         responses={
             200: {"content": {"image/webp": {}}, "description": "The thumbnail"},
             304: {"description": "The browser's own is as new"},
-            **responses(400, 401, 404, 422, 429, 503),
+            **responses(400, 401, 403, 404, 422, 429, 503),
         },
         openapi_extra=_SECURED,
     )
@@ -184,7 +184,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         responses={
             200: {"content": {"image/*": {}}, "description": "The file"},
             304: {"description": "The browser's own is as new"},
-            **responses(400, 401, 404, 422, 429, 503),
+            **responses(400, 401, 403, 404, 422, 429, 503),
         },
         openapi_extra=_SECURED,
     )
@@ -219,13 +219,13 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             f"{prefix}/models",
             operation_id=f"models{named}",
             response_model=requests.Models,
-            responses=responses(400, 401),
+            responses=responses(400, 401, 403),
             openapi_extra=_SECURED,
         )(models)
 
     # ---- the service itself -------------------------------------------------------------------------------------------------
 
-    @app.get("/health", response_model=requests.Health, responses={400: responses(400)[400], 503: {"model": requests.Health}})
+    @app.get("/health", response_model=requests.Health, responses={**responses(400, 403), 503: {"model": requests.Health}})
     async def health() -> Response:
         """Whether it can be asked."""
         status: Literal["ready", "starting", "ending"] = app.state.status
@@ -234,7 +234,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     @app.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format"}, **responses(400, 401)},
+        responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format"}, **responses(400, 401, 403)},
         openapi_extra=_SECURED,
     )
     async def numbers() -> Response:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clipmend.service.errors import ServiceError, error_response
 from clipmend.service.metrics import Metrics
+from clipmend.service.security import address_of
 from clipmend.service.settings import Settings
 
 __all__ = ["BodyLimit", "Crew"]
@@ -28,6 +29,9 @@ _MEDIA = {
 }
 """The media type of each address that takes a body. A page of another site cannot send JSON unasked."""
 
+_LOGIN = 1 << 15
+"""Bytes of a body that anybody may send, who has no token yet: they share what is held at once with who has."""
+
 _UPLOADS_AT_A_TIME = 8
 """So many of the largest uploads are held in memory at once, over all clients."""
 
@@ -40,12 +44,15 @@ class BodyLimit:
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        media = _MEDIA.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        address = address_of(scope) if scope["type"] == "http" and scope["method"] == "POST" else ""
+        media = _MEDIA.get(address)
         if media is None:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         limit = self._settings.max_upload if media == _FORM else self._settings.max_body
+        if address == "/login":
+            limit = min(limit, _LOGIN)
         parts: list[bytes] = []
         held = 0
 

@@ -183,7 +183,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     said = {
         400: "Not JSON, or a host or origin that is not allowed",
         401: "The token is missing or wrong",
-        403: "Asked for by a page of another site",
+        403: "Asked for by a page of another site, or by another machine where there is no token",
         404: "No such thing",
         408: "The request's body did not arrive in time",
         413: "The request's body is too large",

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clipmend.service.errors import ServiceError, error_response
 from clipmend.service.settings import Settings
 
-__all__ = ["COOKIE", "PAGE_POLICY", "Guard", "Headers", "check_bind", "is_loopback", "session_value", "token_fits"]
+__all__ = ["COOKIE", "PAGE_POLICY", "Guard", "Headers", "address_of", "check_bind", "is_loopback", "session_value", "token_fits"]
 
 COOKIE = "clipmend_session"
 PAGE_POLICY = (
@@ -23,6 +23,12 @@ _STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
 _OPEN = frozenset({"/", "/health", "/login", "/logout", "/docs", "/openapi.json"})
 """Addresses that need no token: the page itself, which asks for it, and what says nothing of the images."""
+
+
+def address_of(scope: Scope) -> str:
+    """The path as the application's routes know it: without that of the application that this one is mounted in."""
+    path, root = scope["path"], scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) and path[len(root) :].startswith("/") else path
 
 
 def is_loopback(host: str) -> bool:
@@ -79,6 +85,8 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
         self._session = None if settings.token is None else session_value(settings.token)
+        # Names of this machine alone, and no token: then nobody else has been thought of.
+        self._alone = settings.token is None and all(is_loopback(name) for name in settings.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,14 +95,22 @@ class Guard:
 
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            self._check_client(scope.get("client"))
             self._check_host(headers)
             self._check_site(scope["method"], headers)
-            if not (scope["path"] in _OPEN or scope["path"].startswith("/page/")):
+            address = address_of(scope)
+            if not (address in _OPEN or address.startswith("/page/")):
                 self._check_token(headers)
         except ServiceError as error:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _check_client(self, client: tuple[str, int] | None) -> None:
+        """Without a token, another machine can spell ``Host: localhost`` as well: where a server lets it in, it is refused here."""
+        if self._alone and client is not None and _is_elsewhere(client[0]):
+            message = "this service is for the machine it runs on; for other machines it needs a token"
+            raise ServiceError(403, "foreign_machine", message)
 
     def _check_host(self, headers: dict[str, str]) -> None:
         """Without a token, only by this machine's own names: else a name that an attacker points here would let a page in."""
@@ -110,13 +126,22 @@ class Guard:
             )
 
     def _check_site(self, method: str, headers: dict[str, str]) -> None:
-        """A page of another site may make a browser post; it gets nothing done here."""
-        if method in ("GET", "HEAD", "OPTIONS"):
-            return
-        origin = headers.get("origin")
-        foreign = headers.get("sec-fetch-site") == "cross-site" or (
-            origin is not None and _without_port(origin.partition("://")[2]) != _without_port(headers.get("host", ""))
-        )
+        """A page of another site, or of another port of this machine, may make a browser ask; it gets nothing done here.
+
+        Browsers say where a request comes from, in a header that pages cannot set, wherever the connection is trusted. Elsewhere
+        the origin is compared, without its port, which proxies leave out of ``Host``. What is only read may be linked to.
+        """
+        reads = method in ("GET", "HEAD", "OPTIONS")
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if site is not None:
+            followed = reads and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") in (None, "document")
+            foreign = site not in ("same-origin", "none") and not followed
+        else:
+            foreign = (
+                not reads
+                and origin is not None
+                and _without_port(origin.partition("://")[2]) != _without_port(headers.get("host", ""))
+            )
         if foreign:
             raise ServiceError(403, "foreign_site", "a page of another site may not ask this service")
 
@@ -144,6 +169,16 @@ def _cookie(header: str) -> str:
     except CookieError:
         return ""
     return cookie[COOKIE].value if COOKIE in cookie else ""
+
+
+def _is_elsewhere(client: str) -> bool:
+    """Whether that is the address of another machine; what is no address (a socket of this machine, a test) is not."""
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_loopback
 
 
 def _without_port(host: str) -> str:
