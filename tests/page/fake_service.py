@@ -41,7 +41,8 @@ class FakeService:
         failures: statuses and messages for the next searches, the first at once.
         hint: what the answers hint at.
         missing: ids without a thumbnail.
-        gate: searches wait until it is set.
+        held: searches for this wait until the gate is open.
+        gate: see ``held``.
     """
 
     count: int = 60
@@ -50,12 +51,12 @@ class FakeService:
     failures: list[tuple[int, str]] = field(default_factory=list)
     hint: str | None = None
     missing: frozenset[int] = frozenset()
+    held: str = "\0"
     gate: threading.Event = field(default_factory=threading.Event)
     requests: list[dict[str, Any]] = field(default_factory=list)
     uploads: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gate.set()
         self._server: ThreadingHTTPServer | None = None
 
     def about(self) -> dict[str, Any]:
@@ -86,7 +87,8 @@ class FakeService:
     def search(self, request: dict[str, Any]) -> dict[str, Any]:
         """``POST /search``."""
         self.requests.append(request)
-        self.gate.wait(30)
+        if self.held in request.get("query", ""):
+            self.gate.wait(30)
         if self.failures:
             raise Refusal(*self.failures.pop(0))
         query = request.get("query", "")
@@ -101,6 +103,7 @@ class FakeService:
         def hit(id: int, rank: int) -> dict[str, Any]:
             return {
                 "id": id,
+                "key": str(id),
                 "path": f"{'cold' if id % 2 else 'warm'}/{id:03d}.png",
                 "rank": rank,
                 "score": round(0.4 - now[id] / 500, 4) if bare else None,

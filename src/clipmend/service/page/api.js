@@ -20,7 +20,7 @@ const wait = (seconds, signal) =>
     });
   });
 
-/** Ids go up to 2^63: those that a number cannot hold stay as they were written, where the browser tells. */
+/** Ids go up to 2^63. A hit has its own as text (key); of its copies those that a number cannot hold stay as they were written. */
 const whole = (_, value, context) =>
   typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) && /^\d+$/.test(context?.source ?? "") ? context.source : value;
 

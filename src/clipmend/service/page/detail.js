@@ -26,7 +26,7 @@ function row(term, description) {
 }
 
 export class Detail {
-  /** onLike(id, how): how is "only", "+" or "-". onMove(id): the image that is looked at now. */
+  /** onLike(key, how): how is "only", "+" or "-". onMove(grid, key): the image that was looked at last. */
   constructor({ onLike, onMove }) {
     this.dialog = $("detail");
     this.grid = null;
@@ -44,21 +44,21 @@ export class Detail {
       const how = event.target.dataset.like;
       if (!how) return;
       this.dialog.close();
-      onLike(this.grid.hits[this.position].id, how);
+      onLike(this.grid.hits[this.position].key, how);
     });
-    this.dialog.addEventListener("close", () => onMove(this.grid, this.grid.hits[this.position].id));
+    this.dialog.addEventListener("close", () => onMove(this.grid, this.grid.hits[this.position].key));
     $("detail-image").addEventListener("error", () => {
       $("detail-image").alt = "No picture of this image can be shown.";
     });
   }
 
-  open(grid, id, { fields, compared, ranked, depth }) {
+  open(grid, key, { fields, compared, ranked, depth }) {
     this.grid = grid;
     this.fields = fields;
     this.compared = compared;
     this.ranked = ranked;
     this.depth = depth;
-    this.position = grid.hits.findIndex((hit) => String(hit.id) === id);
+    this.position = grid.hits.findIndex((hit) => hit.key === key);
     this.fill();
     this.dialog.showModal();
     this.dialog.focus();
@@ -75,11 +75,11 @@ export class Detail {
     const hit = this.grid.hits[this.position];
     const image = $("detail-image");
     image.alt = fileName(hit.path);
-    image.src = thumbnail(hit, 1024) ?? original(hit.id);
+    image.src = thumbnail(hit, 1024) ?? original(hit.key);
     $("previous").disabled = this.position === 0;
     $("next").disabled = this.position === this.grid.hits.length - 1;
     $("detail-title").textContent = fileName(hit.path);
-    $("detail-open").href = original(hit.id);
+    $("detail-open").href = original(hit.key);
     const place = (rank) => (rank === null ? `beyond ${ordinal(this.depth)}` : ordinal(rank));
     const moved = $("detail-rank");
     moved.replaceChildren();
@@ -89,7 +89,7 @@ export class Detail {
       then.textContent = `before ${place(hit.rank_before)}`;
       now.textContent = `after ${place(hit.rank)}`;
       moved.append(then, " → ", now);
-      moved.dataset.move = this.grid.moves.get(String(hit.id))?.kind ?? "";
+      moved.dataset.move = this.grid.moves.get(hit.key)?.kind ?? "";
     } else if (this.ranked) {
       moved.textContent = `rank ${place(hit.rank)}`;
     }
@@ -99,7 +99,7 @@ export class Detail {
       rows.push(row(this.compared ? "score after" : "score", score(hit.score)));
       if (typeof hit.correction === "number") rows.push(row("score correction", score(hit.correction)));
     }
-    rows.push(row("path", hit.path), row("number", String(hit.id)));
+    rows.push(row("path", hit.path), row("number", hit.key));
     if (hit.width && hit.height) rows.push(row("pixels", `${hit.width} × ${hit.height}`));
     for (const [name, value] of Object.entries(hit.fields ?? {})) {
       if (!["name", "width", "height", "folder"].includes(name)) rows.push(row(name, readable(value, this.fields[name])));

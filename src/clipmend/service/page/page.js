@@ -247,14 +247,14 @@ const keys = listen({
 });
 
 const detail = new Detail({
-  onLike: (id, how) => {
+  onLike: (key, how) => {
     if (how === "only") {
       upload.clear();
-      set({ q: `like:${id}`, image: null });
-    } else set({ q: withTerm(state.q, `${how} like:${id}`, about.fields) });
+      set({ q: `like:${key}`, image: null });
+    } else set({ q: withTerm(state.q, `${how} like:${key}`, about.fields) });
     scrollTo({ top: 0 });
   },
-  onMove: (grid, id) => keys.enter(grid.tile(id)),
+  onMove: (grid, key) => keys.enter(grid.tile(key)),
 });
 results.addEventListener("click", (event) => {
   const tile = event.target.closest(".tile");

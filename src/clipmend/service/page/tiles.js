@@ -35,7 +35,7 @@ export function movement(hit, side, shown, depth) {
 
 function newTile(hit) {
   const item = document.createElement("li");
-  item.dataset.id = String(hit.id);
+  item.dataset.id = hit.key;
   const button = document.createElement("button");
   button.type = "button";
   button.className = "tile";
@@ -104,7 +104,7 @@ export class Grid {
     const items = new Map();
     this.moves = new Map();
     for (const [position, hit] of hits.entries()) {
-      const key = String(hit.id);
+      const key = hit.key;
       const item = this.items.get(key) ?? newTile(hit);
       const place = this.side === "before" ? hit.rank_before ?? position + 1 : hit.rank;
       const move = shown === null ? null : movement(hit, this.side, shown, depth);
@@ -135,8 +135,8 @@ export class Grid {
     }
   }
 
-  tile(id) {
-    return this.items.get(String(id))?.firstElementChild ?? null;
+  tile(key) {
+    return this.items.get(key)?.firstElementChild ?? null;
   }
 }
 
