@@ -61,7 +61,7 @@ class Process:
         return alive and self._process.exitcode == -signal.SIGKILL
 
     def outcome(self) -> Any:
-        found = self._outcome.get(timeout=120)
+        found = self._outcome.get(timeout=600)
         self._process.join()
         return found
 

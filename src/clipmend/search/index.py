@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,10 +167,13 @@ class ImageIndex(IndexReader, WritableGallery):
 
     def close(self) -> None:
         """Let go of the database; after edits, say in the manifest what it holds now."""
-        if self._edited:
-            self._edit(lambda database: seal(self.directory, self._manifest, database))
-            self._edited = False
-        self._connections.close()
+        try:
+            if self._edited:
+                with suppress(ImageIndexError, OSError):  # busy, say: without the digest the index is as whole as with it
+                    self._edit(lambda database: seal(self.directory, self._manifest, database))
+                self._edited = False
+        finally:
+            self._connections.close()
 
     def _edit(self, change: Callable[[Database], Any]) -> Any:
         with self._lock, store.locked(self.directory):
@@ -186,13 +190,13 @@ class ImageIndex(IndexReader, WritableGallery):
 
         Raises:
             ImageIndexError: the index is being written by another process.
-            ValueError: as said there, or a path or field value that cannot be stored; nothing is added then.
+            ValueError: as said there, a path or field value that cannot be stored, or the id 2^63 - 1; nothing is added then.
         """
         if len(items):
             self._edit(lambda database: add_items(database, self._manifest, items, vectors))
 
     def remove(self, ids: Sequence[int] | np.ndarray) -> int:
-        removed = int(self._edit(lambda database: remove_items(database, [int(i) for i in ids])))
+        removed = int(self._edit(lambda database: remove_items(database, [int(i) for i in ids if 0 <= i < 1 << 63])))
         return removed
 
     def optimise(self, *, approximate: bool | None = None, progress: bool = False, workers: int | None = None) -> None:
