@@ -269,6 +269,47 @@ def test_embeddings_that_cannot_be(client: TestClient, change: dict[str, Any], s
     assert param is None or error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("input", "words"),
+    [
+        ([1, 2, 3], "input.0: token ids are not taken"),
+        ([[1, 2], [3]], "input.0: token ids are not taken"),
+        (["a", 5], "input.1: token ids are not taken"),
+        (["a", ""], "input.1: String should have at least 1 character"),
+        ([], "input: List should have at least 1 item"),
+        (["a"] * 2_049, "input: List should have at most 2048 items"),
+        ("", "input: String should have at least 1 character"),
+        ({"a": 1}, "input: Input should be a valid string"),
+    ],
+    ids=range(8),
+)
+def test_of_several_shapes_the_error_is_about_the_one_that_was_meant(client: TestClient, input: Any, words: str) -> None:
+    error = refused(client.post("/v1/embeddings", json={"input": input, "model": "fake"}), 422)
+    assert error["message"].startswith(words)
+    assert error["param"].startswith("input")
+
+
+def test_an_error_does_not_repeat_what_is_long(client: TestClient) -> None:
+    for answer in (
+        client.post("/search", json={"query": "red", "x" * 100_000: 1}),
+        client.post("/search/image", files={"image": b"x"}, data={"request": '{"' + "x" * 10_000 + '": 1}'}),
+    ):
+        assert refused(answer, 422)["param"].endswith("x" * 50)
+        assert len(answer.content) < 1_000
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A patch or a model in a folder whose name is no UTF-8."""
+    settings = Settings(patch="p\udcff", model="m\udcff", examples=("e\udcff",))
+    with TestClient(create_app(searcher_of(tmp_path), settings), base_url=URL) as client:
+        about = client.get("/api/about")
+        assert about.status_code == 200
+        assert about.json()["model"] == "m\\udcff"
+        assert client.get("/models").status_code == 200
+        for path in ("/openapi.json", "/docs"):
+            assert client.get(path).status_code == 200
+
+
 def test_models(client: TestClient, plain: TestClient) -> None:
     for path in ("/models", "/v1/models"):
         answer = client.get(path).json()
@@ -314,13 +355,16 @@ def test_metrics_count(tmp_path: Path) -> None:
         client.get("/thumbnails/2")
         client.get("/thumbnails/2")
         client.get("/no/such/" + "x" * 50)
+        for method in ("XXX1", "XXX2", "xxx3", "DELETE"):
+            assert client.request(method, "/search").status_code == 405
         text = client.get("/metrics").text
     assert 'clipmend_requests_total{method="POST",route="/search",status="200"} 3.0' in text
     assert 'clipmend_refused_total{reason="media_type"} 1.0' in text
     assert 'clipmend_thumbnails_total{cached="yes"} 1.0' in text
     assert 'route="/thumbnails/{id}"' in text
     assert 'route="other",status="404"' in text
-    assert "xxx" not in text  # an address that a client made up is no label
+    assert "xxx" not in text.lower()  # an address or a method that a client made up is no label
+    assert 'clipmend_requests_total{method="other",route="/search",status="405"} 3.0' in text
     assert "clipmend_gallery_images 30.0" in text
     assert "clipmend_batch_texts_count 4.0" in text  # the first one warms up
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import IO, Annotated, Any, Literal
 
 try:
@@ -153,7 +154,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             wanted = requests.ImageSearchRequest.model_validate_json(request)
         except ValidationError as error:
             first = error.errors()[0]
-            param = ".".join(["request", *map(str, first["loc"])])
+            param = ".".join(["request", *(str(part)[:100] for part in first["loc"])])
             raise ServiceError(422, "invalid_request", f"{param}: {first['msg']}", param) from None
         return _Json(await uploads.run(service.search, wanted, await image.read()))
 
@@ -239,7 +240,8 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     )
     async def numbers() -> Response:
         """Counters, for Prometheus."""
-        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        # In a thread: the number of images may have to be asked of a database.
+        return Response(await asyncio.to_thread(metrics.text), headers={"Content-Type": CONTENT_TYPE})
 
     @app.post(
         "/login",
@@ -278,13 +280,17 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
 
     app.openapi = described  # type: ignore[method-assign]
 
+    # Made once: they are open to anybody, and take a while.
+    described_as_json = cache(lambda: _Json(described()).body)
+    described_as_page = cache(lambda: api_page(described()))
+
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return _Json(described())
+        return Response(described_as_json(), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        html, policy = api_page(described())
+        html, policy = described_as_page()
         return Response(html, headers={"Content-Security-Policy": policy}, media_type="text/html")
 
     def page_file(file: PageFile | None, known: str | None) -> Response:

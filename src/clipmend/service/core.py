@@ -56,7 +56,7 @@ class Service:
         self.searcher, self.settings = searcher, settings
         self.gallery = searcher.gallery
         self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: metrics.batch_texts.observe(count))
-        self.model = settings.model or searcher.encoder.name
+        self.model = _plain(settings.model or searcher.encoder.name)
         self._counted: tuple[float, list[tuple[str, int]]] | None = None
         metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
 
@@ -79,7 +79,7 @@ class Service:
         patch = None
         if mended is not None:
             patch = {
-                "name": self.settings.patch,
+                "name": _plain(self.settings.patch),
                 "strength": float(getattr(mended, "strength", 1.0)),
                 "corrects_scores": mended.corrects_scores,
             }
@@ -90,10 +90,13 @@ class Service:
             "patch": patch,
             "fields": dict(self.gallery.fields),
             "folders": self._folders(),
-            "examples": list(self.settings.examples or (_DRAWN_EXAMPLES if self.searcher.encoder.name == "scenes" else _EXAMPLES)),
+            "examples": [_plain(example) for example in self.settings.examples or self._own_examples()],
             "embed_dim": self.gallery.embed_dim,
             "version": __version__,
         }
+
+    def _own_examples(self) -> Sequence[str]:
+        return _DRAWN_EXAMPLES if self.searcher.encoder.name == "scenes" else _EXAMPLES
 
     def _folders(self) -> list[tuple[str, int]]:
         """The largest folders with their counts; counted once a minute at most, for of a million images that takes a while."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 
 __all__ = ["ServiceError", "error_body", "error_response", "install"]
 
+_SHOWN = 100
+"""Characters of a field's name that an error repeats: it is the client's and may be as long as a body."""
 _TYPES = {400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 
@@ -46,6 +48,12 @@ def error_response(error: ServiceError) -> Response:
     return Response(body, error.status, error.headers, media_type="application/json")
 
 
+def _tells_most(found: Sequence[Any]) -> Any:
+    """Of what was wrong with each of the shapes that a value may have, the deepest, and rather its value than its type."""
+    alike = [one for one in found if one["loc"][:2] == found[0]["loc"][:2]]
+    return max(alike, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
+
+
 def install(app: FastAPI) -> None:
     """Give an application the handlers."""
 
@@ -56,12 +64,14 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         # The value itself is left out: it may be large, and it may be what the log must not hold.
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"]]
+        first = _tells_most(error.errors())
+        place = [str(part)[:_SHOWN] for part in first["loc"]]
         if first["type"] == "json_invalid":
             return error_response(ServiceError(400, "invalid_json", f"the body is not JSON: {first['ctx']['error']}"))
         names = [part for part in place[1:] if not part.startswith(("constrained-", "list[", "function-"))]
         param = ".".join(names) or place[0]
+        if names[:1] == ["input"] and isinstance(first["input"], (int, list)) and first["type"] == "string_type":
+            return error_response(ServiceError(422, "invalid_request", f"{param}: token ids are not taken: send texts", param))
         return error_response(ServiceError(422, "invalid_request", f"{param}: {first['msg']}", param))
 
     @app.exception_handler(HTTPException)

@@ -19,6 +19,8 @@ from clipmend.service.metrics import Metrics
 __all__ = ["AccessLog", "JsonLines", "log_to"]
 
 log = logging.getLogger("clipmend.service")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Clients may make up others, and a counter each would be as many as they like."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -90,7 +92,8 @@ class AccessLog:
         finally:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "other")
-            self._metrics.requests.labels(route, scope["method"] if route != "other" else "other", status).inc()
+            method = scope["method"] if route != "other" and scope["method"] in _METHODS else "other"
+            self._metrics.requests.labels(route, method, status).inc()
             self._metrics.seconds.labels(route).observe(seconds)
             data |= {"status": status, "milliseconds": round(1000 * seconds, 2), "bytes": sent}
             data |= scope["state"].get("log", {})
