@@ -43,8 +43,14 @@ def attach(
     tokenizer: Any = None,
     processor: Any = None,
     allow_mismatch: bool = False,
+    make: type[Attachment] | None = None,
 ) -> Model:
-    """See :meth:`PeakPatch.attach`."""
+    """See :meth:`PeakPatch.attach`; ``make`` is the kind of attachment, for pipelines, which have one of their own."""
+    if _is_pipeline(model):
+        from clipmend.generation.attach import attach_pipeline
+
+        options: dict[str, Any] = {"gate": gate, "tokenizer": tokenizer, "allow_mismatch": allow_mismatch}
+        return attach_pipeline(patch, model, strength=strength, **options)
     host = host_of(model)
     kind = type(host).__name__
     if attachment_of(model) is not None:
@@ -57,7 +63,7 @@ def attach(
     gated = patch.config.gate if gate is None else bool(gate)
     if gated and found.tokenizer is None:
         raise ValueError("the gate reads the texts, and the tokenizer of this model is not known; pass tokenizer=, or gate=False")
-    attachment = Attachment(host, found.site, patch, float(strength), found.tokenizer if gated else None)
+    attachment = (make or Attachment)(host, found.site, patch, float(strength), found.tokenizer if gated else None)
     for name in found.site.methods:
         vars(host)[name] = _Method(attachment, name)
     return model
@@ -90,10 +96,13 @@ def checked_site(
 
 def detach(model: Model) -> Model:
     """See :meth:`PeakPatch.detach`."""
-    host = host_of(model)
+    if (carrier := _carrier(model)) is not None:
+        detach(carrier)
+        return model
     attachment = attachment_of(model)
     if attachment is None:
-        raise ValueError(f"this {type(host).__name__} carries no patch")
+        raise ValueError(f"this {type(model if _is_pipeline(model) else host_of(model)).__name__} carries no patch")
+    host = host_of(model)
     for name in attachment.site.methods:
         del vars(host)[name]
     return model
@@ -112,9 +121,26 @@ def attached(patch: PeakPatch, model: Model, **options: Any) -> Iterator[Model]:
 
 
 def attachment_of(model: Any) -> Attachment | None:
-    """What a model carries; ``None`` for nothing."""
+    """What a model, or a pipeline's text encoder, carries; ``None`` for nothing."""
+    if _is_pipeline(model):
+        carrier = _carrier(model)
+        return None if carrier is None else attachment_of(carrier)
     methods = (value for value in vars(host_of(model)).values() if isinstance(value, _Method))
     return next((method.attachment for method in methods), None)
+
+
+def _is_pipeline(model: Any) -> bool:
+    """Whether ``model`` is a pipeline of diffusers, which need not be installed to ask."""
+    return any(kind.__name__ == "DiffusionPipeline" and kind.__module__.startswith("diffusers.") for kind in type(model).__mro__)
+
+
+def _carrier(model: Any) -> nn.Module | None:
+    """The component of a pipeline that carries a patch."""
+    if not _is_pipeline(model):
+        return None
+    from clipmend.generation.attach import carrier_of
+
+    return carrier_of(model)
 
 
 class Attachment:

@@ -160,12 +160,15 @@ class PeakPatch:
         hidden states, the state dict and what ``save_pretrained`` writes stay as they are. The correction of scores (SCN) is no
         part of it.
 
+        A pipeline of diffusers that draws from a pooled CLIP text embedding (unCLIP, Stable unCLIP, Kandinsky 2.2's prior, the pooled
+        input of SDXL) is attached to at the text encoder that the patch was fitted on; texts of no words stay as they are there.
+
         Threads may share an attached model, a pickled one carries its patch into another process, and moving or casting the
         model moves the correction along (it computes in float32). Under ``torch.compile`` the text side runs uncompiled.
 
         Args:
             model: a ``CLIPModel``, ``SiglipModel``, ``CLIPTextModelWithProjection`` or ``SiglipTextModel``; a ``CLIP`` or
-                ``CustomTextCLIP`` of open_clip; a ``SentenceTransformer`` of a text encoder or of a CLIP.
+                ``CustomTextCLIP`` of open_clip; a ``SentenceTransformer`` of a text encoder or of a CLIP; a pipeline of diffusers.
             strength: multiplies the learned alpha; 0 runs the model's own methods untouched.
             gate: leave texts without negation cue exactly as they are (English only, read from the token ids); ``None``: what the
                 config says.
