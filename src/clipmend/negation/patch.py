@@ -160,8 +160,8 @@ class PeakPatch:
         hidden states, the state dict and what ``save_pretrained`` writes stay as they are. The correction of scores (SCN) is no
         part of it.
 
-        A pipeline of diffusers that draws from a pooled CLIP text embedding (unCLIP, Stable unCLIP, Kandinsky 2.2's prior, the pooled
-        input of SDXL) is attached to at the text encoder that the patch was fitted on; texts of no words stay as they are there.
+        A pipeline of diffusers that draws from a pooled CLIP text embedding (unCLIP, Stable unCLIP, Kandinsky 2.2's prior, the
+        pooled input of SDXL) is attached to at the text encoder that the patch was fitted on; texts of no words stay as they are.
 
         Threads may share an attached model, a pickled one carries its patch into another process, and moving or casting the
         model moves the correction along (it computes in float32). Under ``torch.compile`` the text side runs uncompiled.
