@@ -116,6 +116,53 @@ def test_a_bad_text_is_its_own_trouble(recorder: Recorder) -> None:
     batcher.close()
 
 
+def test_one_bad_text_costs_its_neighbours_little(recorder: Recorder) -> None:
+    batcher = TextBatcher(recorder, 32)
+    answers = ask_all(batcher, recorder, [(["bad" if n == 20 else "a" * n],) for n in range(1, 33)])
+    assert [isinstance(answer, ValueError) for answer in answers] == [n == 20 for n in range(1, 33)]
+    assert all(answer[0, 0] == n for n, answer in enumerate(answers, 1) if n != 20)
+    assert len(recorder.calls) <= 1 + 1 + 2 * 5  # the first, all of them, and down by halves
+    batcher.close()
+
+
+def test_who_has_many_texts_waits_for_who_has_few(recorder: Recorder) -> None:
+    batcher = TextBatcher(recorder, 4)
+    answers = ask_all(batcher, recorder, [([str(n) for n in range(12)],), (["small"], 2.0)])
+    assert [len(answer) for answer in answers] == [12, 1]
+    assert [texts for texts, *_ in recorder.calls[1:3]] == [["0", "1", "2", "3"], ["small"]]
+    batcher.close()
+
+
+def test_what_nobody_waits_for_is_not_worked_out(recorder: Recorder) -> None:
+    batcher = TextBatcher(recorder, 1, patience=0.1)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(batcher, [text]) for text in ("one", "two", "three")]
+        assert recorder.busy.wait(10)
+        time.sleep(0.3)
+        recorder.go.set()
+        errors = [answer.exception(10) for answer in asked]
+    assert sorted(type(error).__name__ for error in errors) == ["NoneType", "TimeoutError", "TimeoutError"]
+    assert len(recorder.calls) == 1
+    assert batcher(["again"])[0, 0] == 5
+    batcher.close()
+
+
+@pytest.mark.parametrize("failure", [SystemExit("ends"), KeyboardInterrupt(), MemoryError(), "too few"], ids=range(4))
+def test_an_encoder_that_fails_in_an_odd_way(failure: Any) -> None:
+    """Whatever it does, who asks next must not wait for ever."""
+
+    def embed(texts: list[str], *_: Any) -> np.ndarray:
+        if "bad" in texts and isinstance(failure, BaseException):
+            raise failure
+        return np.ones((len(texts) - ("bad" in texts), 2), np.float32)
+
+    batcher = TextBatcher(embed)
+    with pytest.raises((RuntimeError, MemoryError)):
+        batcher(["bad", "a"])
+    assert batcher(["good"]).shape == (1, 2)
+    batcher.close()
+
+
 def test_closing_finishes_what_was_asked(recorder: Recorder) -> None:
     batcher = TextBatcher(recorder, 1)
     with ThreadPoolExecutor(4) as pool:

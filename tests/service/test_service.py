@@ -242,6 +242,18 @@ def test_embeddings_have_openais_shape(client: TestClient) -> None:
     assert float((vector * expected[0]).sum()) < 0
 
 
+def test_as_many_texts_as_clients_of_openai_send(client: TestClient, tmp_path: Path) -> None:
+    texts = [f"red {n}" for n in range(2_048)]
+    data = client.post("/v1/embeddings", json={"input": texts, "model": "fake", "encoding_format": "base64"}).json()["data"]
+    assert [row["index"] for row in data] == list(range(2_048))
+    for n in (0, 31, 32, 2_047):
+        alone = client.post("/v1/embeddings", json={"input": texts[n], "model": "fake"}).json()["data"][0]["embedding"]
+        assert np.frombuffer(base64.b64decode(data[n]["embedding"]), "<f4").tolist() == pytest.approx(alone, abs=1e-6)
+    with TestClient(create_app(searcher_of(tmp_path), Settings(max_texts=3)), base_url=URL) as small:
+        error = refused(small.post("/embeddings", json={"input": ["a"] * 4, "model": "fake"}), 422)
+        assert error["message"] == "4 texts; at most 3 a request"
+
+
 def test_a_search_by_an_embedding_is_the_search(client: TestClient, searcher: Searcher) -> None:
     vector = client.post("/embeddings", json={"input": "no red", "model": "fake+patch"}).json()["data"][0]["embedding"]
     nearest = searcher.gallery.nearest(unit(vector), 5)
@@ -257,7 +269,7 @@ def test_a_search_by_an_embedding_is_the_search(client: TestClient, searcher: Se
         ({"input": ["a", " "]}, 422, "input"),
         ({"input": ""}, 422, None),
         ({"input": [1, 2, 3]}, 422, None),
-        ({"input": ["a"] * 300}, 422, "input"),
+        ({"input": ["a"] * 2_049}, 422, "input"),
         ({"input": "x" * 9_000}, 422, "input"),
         ({"input": "word " * 100}, 422, "input"),
         ({"encoding_format": "hex"}, 422, "encoding_format"),
@@ -287,6 +299,35 @@ def test_of_several_shapes_the_error_is_about_the_one_that_was_meant(client: Tes
     error = refused(client.post("/v1/embeddings", json={"input": input, "model": "fake"}), 422)
     assert error["message"].startswith(words)
     assert error["param"].startswith("input")
+
+
+def test_a_text_that_is_too_long_is_found_out_before_it_is_embedded(tmp_path: Path) -> None:
+    """By its place in the request, not in a batch of it; it meets no text of others."""
+    from types import SimpleNamespace
+
+    from clipmend.backbones.tokens import TextTokens
+
+    class Words(TextTokens):
+        context_length, pad_id = 9, 0
+
+        def _ids(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
+            ids = [[1] * len(text.split()) for text in texts]
+            return ids, [row for row, words in enumerate(ids) if len(words) > 9]
+
+        def describe(self) -> dict[str, Any]:
+            return {}
+
+    encoder = SlowEncoder()
+    encoder.tower = SimpleNamespace(tokenise=Words())  # type: ignore[attr-defined]
+    with TestClient(create_app(searcher_of(tmp_path, encoder, patched=False)), base_url=URL) as client:
+        before = len(encoder.calls)
+        texts = ["short"] * 40 + ["word " * 10]
+        error = refused(client.post("/embeddings", json={"input": texts, "model": "fake"}), 422)
+        assert "text 40" in error["message"]
+        refused(client.post("/search", json={"query": "word " * 10}), 422)
+        assert len(encoder.calls) == before
+        usage = client.post("/embeddings", json={"input": ["a b", "c"], "model": "fake"}).json()["usage"]
+        assert usage == {"prompt_tokens": 3, "total_tokens": 3}
 
 
 def test_an_error_does_not_repeat_what_is_long(client: TestClient) -> None:

@@ -55,7 +55,8 @@ class Service:
             raise ValueError("a service must not open files that a query names: make its Searcher with files=False")
         self.searcher, self.settings = searcher, settings
         self.gallery = searcher.gallery
-        self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: metrics.batch_texts.observe(count))
+        observe = metrics.batch_texts.observe
+        self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: observe(count), settings.timeout)
         self.model = _plain(settings.model or searcher.encoder.name)
         self._counted: tuple[float, list[tuple[str, int]]] | None = None
         metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
@@ -65,9 +66,9 @@ class Service:
         self.batcher.open()
         self.searcher.search("a picture", k=1, embedder=self.batcher)
 
-    def close(self) -> None:
-        """End the batching thread; the gallery is its owner's to close."""
-        self.batcher.close()
+    def close(self, patience: float | None = None) -> None:
+        """End the batching thread, waiting for it so many seconds; the gallery is its owner's to close."""
+        self.batcher.close(patience)
 
     def models(self) -> list[str]:
         """The names that embeddings can be asked of: the encoder, and the encoder with its patch."""
@@ -134,7 +135,7 @@ class Service:
                 exact=request.exact,
                 images=images,
                 on_long="error",
-                embedder=self.batcher,
+                embedder=self._embedded,
             )
         except GalleryError:  # conditions were checked, so this is damage: no fault of the client's, and none of its business
             raise
@@ -173,10 +174,10 @@ class Service:
         if not patched and (request.strength or request.gate):
             raise ServiceError(422, "invalid_request", f"strength and gate belong to a patch: ask {self.model}+patch", "strength")
         try:
+            tokens = self._tokens(texts)
             vectors = self.batcher(texts, request.strength if patched else 0.0, request.gate if patched else None)
         except ValueError as error:
             raise ServiceError(422, "invalid_request", _plain(str(error)), "input") from error
-        tokens = self._tokens(texts)
         rows = np.ascontiguousarray(vectors, "<f4")
         as_text = request.encoding_format == "base64"
         data = [
@@ -189,6 +190,10 @@ class Service:
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": request.model, "usage": usage}
+
+    def _embedded(self, texts: Sequence[str], strength: float | None, gate: bool | None) -> np.ndarray:
+        self._tokens(texts)
+        return self.batcher(texts, strength, gate)
 
     def _embed(self, texts: list[str], strength: float | None, gate: bool | None) -> np.ndarray:
         # A text that would be cut is an error here: its end would be passed over without a word otherwise.
@@ -219,11 +224,14 @@ class Service:
             raise ServiceError(422, "invalid_image", f"the image {error.reason}", "image") from None
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        """Tokens, special ones included; of an encoder without a text tower of ours, words."""
+        """Tokens, special ones included; of an encoder without a text tower of ours, words.
+
+        Also where a text that is too long is found out, before it meets those of others.
+        """
         tower = getattr(self.searcher.encoder, "tower", None)
         if tower is None:
             return sum(len(text.split()) for text in texts)
-        return sum(len(ids) for ids in tower.tokenise(texts).ids)
+        return sum(len(ids) for ids in tower.tokenise(texts, "error").ids)
 
     def _answer(self, request: SearchRequest, answer: Answer) -> dict[str, Any]:
         query = answer.query

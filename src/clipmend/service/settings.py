@@ -29,7 +29,7 @@ class Settings:
         max_upload: bytes of a request's body with an image.
         max_pixels: pixels of an uploaded image, and of a file that a thumbnail is made of.
         max_text: characters of one text for ``/embeddings``; a query has the grammar's own limit of 2,000.
-        max_texts: texts of one request for ``/embeddings``.
+        max_texts: texts of one request for ``/embeddings``; 2,048 are what clients made for OpenAI's may send.
         concurrency: searches and embeddings worked on at a time; those beyond wait.
         uploads: searches with an image that is sent worked on at a time: a decoded image may take hundreds of megabytes.
         waiting: requests that may wait for their turn; those beyond are refused with 429.
@@ -53,7 +53,7 @@ class Settings:
     max_upload: int = 32 << 20
     max_pixels: int = DEFAULT_MAX_PIXELS
     max_text: int = 8_000
-    max_texts: int = 256
+    max_texts: int = 2_048
     concurrency: int = 32
     uploads: int = 4
     waiting: int = 256
