@@ -1,0 +1,352 @@
+"""Train the generator of a drawn world: basis and prior in closed form, then the decoder by flow matching.
+
+    python -m clipmend.generation.train --out generator --scenes 36000 --steps 10000
+
+The backbone stays as it is; each scene is embedded once, plain and mirrored. Prior and decoder see affirmative captions, or none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from clipmend.backbones.base import DualEncoder
+from clipmend.backbones.progress import track, training_bar
+from clipmend.backbones.scenes.model import to_float
+from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint, writing
+from clipmend.data.scenes import Scene, make_scenes, render, tower_captions
+from clipmend.generation.decoder import DecoderConfig, SceneDecoder
+from clipmend.generation.flow import flow_loss, sample_times
+from clipmend.generation.prior import EstimateChannel, FittedPrior, estimate_channel, fit_prior
+from clipmend.generation.sampling import SceneGenerator, to_images
+
+__all__ = ["GenerationData", "TrainConfig", "prepare", "train"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the decoder is trained.
+
+    Args:
+        scenes: drawn training scenes.
+        seed: fixes scenes, captions, initial weights and batches. Scenes are of the train split.
+        captions: affirmative captions of each scene that the prior is fitted on.
+        steps: optimiser steps; the learning rate falls to 0 along a cosine.
+        batch_size: images a step.
+        learning_rate: its peak, after ``warm_up`` steps.
+        warm_up: steps.
+        estimated: share of the rows whose condition is what the prior would say, instead of the image's own embedding.
+        dropped: share of the rows without condition, for guidance.
+        average: decay of the average of the weights, which is what is kept.
+        weight_decay: AdamW's.
+        time_mean, time_std: where on the way from noise to data; see :func:`~clipmend.generation.flow.sample_times`.
+        refined: images of each batch that the refiner learns from.
+        refiner_noise: most noise that the refiner's input is given, so that it mends what the flow leaves too.
+    """
+
+    scenes: int = 36_000
+    seed: int = 40
+    captions: int = 2
+    steps: int = 10_000
+    batch_size: int = 128
+    learning_rate: float = 1.5e-3
+    warm_up: int = 300
+    estimated: float = 0.5
+    dropped: float = 0.1
+    average: float = 0.999
+    weight_decay: float = 0.01
+    time_mean: float = -0.4
+    time_std: float = 1.0
+    refined: int = 32
+    refiner_noise: float = 0.15
+
+    def __post_init__(self) -> None:
+        if min(self.scenes, self.captions, self.steps, self.batch_size) < 1:
+            raise ValueError("scenes, captions, steps and batch_size must be at least 1")
+        if not (0 <= self.estimated <= 1 and 0 <= self.dropped < 1 and 0 <= self.average < 1):
+            raise ValueError("estimated, dropped and average are shares between 0 and 1")
+
+
+@dataclass
+class GenerationData:
+    """Scenes ready to train on.
+
+    Args:
+        pixels: uint8 ``[N, S, S, 3]``.
+        embeddings: ``[2, N, D]`` unit image embeddings, of the scene and of its mirror image.
+        texts: ``[M, T]`` unit embeddings of affirmative captions.
+        owners: ``[M]`` the scene of each.
+    """
+
+    pixels: Tensor
+    embeddings: Tensor
+    texts: Tensor
+    owners: Tensor
+
+
+def prepare(
+    encoder: DualEncoder, scenes: Sequence[Scene], size: int, captions: int, seed: int, *, cache: Path | None = None,
+    progress: bool = False,
+) -> GenerationData:  # fmt: skip
+    """Draw scenes and embed them and their captions, once: a second call reads ``cache``.
+
+    Args:
+        encoder: the backbone.
+        scenes: what to draw.
+        size: side of the images in pixels.
+        captions: affirmative captions of each scene.
+        seed: of the captions.
+        cache: folder for the embeddings.
+        progress: show bars.
+    """
+    told = tower_captions(scenes, seed, captions, negated=0.0)
+    pixels = np.empty((len(scenes), size, size, 3), np.uint8)
+    for row, scene in enumerate(track(scenes, len(scenes), "drawing scenes", progress)):
+        pixels[row] = np.asarray(render(scene, size))
+    owners = torch.tensor([caption.image for caption in told])
+    fingerprint = encoder.fingerprint
+    digest = hashlib.sha256(f"{fingerprint.to_dict()}{captions}{seed}".encode() + pixels.tobytes()).hexdigest()
+    kept = None if cache is None else cache / f"embeddings-{digest[:16]}.safetensors"
+    if kept is not None and kept.exists():
+        saved = load_file(kept)
+    else:
+        images = [Image.fromarray(row) for row in pixels]
+        plain = encoder.encode_images(images, batch_size=128, progress=progress)
+        mirrored = encoder.encode_images([ImageOps.mirror(image) for image in images], batch_size=128, progress=progress)
+        texts = encoder.encode_texts([caption.text for caption in told], batch_size=256, progress=progress)
+        saved = {"images": torch.stack([plain, mirrored]).float().contiguous(), "texts": texts.float().contiguous()}
+        if kept is not None:
+            part = kept.with_suffix(".part")
+            with writing(part):
+                save_file(saved, part)
+            part.replace(kept)
+    return GenerationData(torch.from_numpy(pixels), saved["images"], saved["texts"], owners)
+
+
+class _Training:
+    """The state of one training, and its steps; a step depends on nothing but the state and its number."""
+
+    def __init__(self, data: GenerationData, config: TrainConfig, shape: DecoderConfig, fitted: FittedPrior) -> None:
+        self.data, self.config, self.fitted = data, config, fitted
+        owned = data.embeddings[0][data.owners]
+        self.channel: EstimateChannel = estimate_channel(fitted.prior(data.texts), owned)
+        torch.manual_seed(config.seed)
+        self.net = SceneDecoder(shape)
+        self.kept_variance = self.net.basis.fit(to_float(data.pixels[: min(len(data.pixels), 2000)]))
+        every = data.embeddings.flatten(0, 1)
+        self.net.condition_mean.copy_(every.mean(0))
+        self.net.condition_scale.copy_(1 / (every - every.mean(0)).square().mean().sqrt().clamp(min=1e-6))
+        self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.average = deepcopy(self.net).requires_grad_(False)
+        named = list(self.net.named_parameters())
+        groups = [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for _, p in named if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99))
+
+    def step(self, number: int) -> dict[str, float]:
+        """One optimiser step; its batch, noise and times are fixed by seed and number, so that resuming is exact."""
+        config, data, net = self.config, self.data, self.net
+        rng = np.random.default_rng((config.seed, number))
+        generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        size = config.batch_size
+        rows = torch.from_numpy(rng.integers(len(data.pixels), size=size))
+        mirrored = torch.from_numpy(rng.integers(2, size=size))
+        pixels = data.pixels[rows]
+        pixels = to_float(torch.where(mirrored.bool()[:, None, None, None], pixels.flip(2), pixels))
+        latents = net.basis.encode(pixels)
+        condition = data.embeddings[mirrored, rows]
+        estimates = self.channel(condition, torch.randn(condition.shape, generator=generator))
+        estimated = torch.rand(size, generator=generator) < config.estimated
+        condition = torch.where(estimated[:, None], estimates, condition)
+        told = net.embed_condition(condition, estimated.float(), torch.rand(size, generator=generator) < config.dropped)
+        noise = torch.randn(latents.shape, generator=generator)
+        times = sample_times(size, generator, config.time_mean, config.time_std)
+        loss = flow_loss(
+            lambda x, t: net(x.contiguous(memory_format=torch.channels_last), t, told), latents, noise, times
+        )  # fmt: skip
+        losses = {"flow": loss}
+        if net.refiner is not None and config.refined:
+            few = slice(0, config.refined)
+            amount = config.refiner_noise * torch.rand(len(latents[few]), 1, 1, 1, generator=generator)
+            blurred = latents[few] + amount * torch.randn(latents[few].shape, generator=generator)
+            losses["refiner"] = (net.pixels(blurred) - pixels[few]).abs().mean()
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * min(1.0, (number + 1) / config.warm_up) * _cosine(number, config.steps)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(losses.values())).sum().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        self.optimizer.step()
+        decay = min(config.average, (1 + number) / (10 + number))  # early weights are not worth remembering
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), net.parameters(), strict=True):
+                mean.lerp_(now, 1 - decay)
+        return {name: float(value.detach()) for name, value in losses.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.net.load_state_dict(saved["net"])
+        self.average.load_state_dict(saved["average"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+
+
+def train(
+    encoder: DualEncoder,
+    out: str | Path,
+    config: TrainConfig | None = None,
+    shape: DecoderConfig | None = None,
+    *,
+    checkpoint_every: int = 200,
+    stop_after: int | None = None,
+    progress: bool = False,
+    report: bool = False,
+) -> SceneGenerator:
+    """Train, and write the generator to ``out``; goes on from ``out/checkpoint.pt`` where a training was stopped.
+
+    Args:
+        encoder: the backbone, whose embeddings the generator is to read.
+        out: folder. Each checkpoint writes the generator as it is so far to ``out/so-far``, with ``samples.png``.
+        config: hyper-parameters.
+        shape: of the decoder; its ``embed_dim`` is taken from the encoder.
+        checkpoint_every: steps between checkpoints.
+        stop_after: leave after this many steps in all, with a checkpoint, as a kill would.
+        progress: bars, on a terminal.
+        report: print losses and speed every 50 steps.
+
+    Raises:
+        ValueError: the folder holds a checkpoint of another training, or is in use.
+        ImportError: diffusers is not installed.
+    """
+    out, config = Path(out), config or TrainConfig()
+    shape = DecoderConfig.from_dict({**(shape or DecoderConfig()).to_dict(), "embed_dim": encoder.embed_dim})
+    with exclusive(out):
+        scenes = make_scenes(config.scenes, config.seed, "train")
+        data = prepare(encoder, scenes, shape.image_size, config.captions, config.seed, cache=out, progress=progress)
+        fitted = fit_prior(data.texts, data.embeddings[0][data.owners], data.owners)
+        training = _Training(data, config, shape, fitted)
+        print_if(
+            report,
+            f"{len(data.pixels)} scenes; the prior explains {fitted.r2:.3f} of image embeddings (penalty {fitted.penalty:g}); the "
+            f"basis keeps {training.kept_variance:.4f}; {sum(p.numel() for p in training.net.parameters()):,} parameters",
+        )
+        fingerprint = encoder.fingerprint
+        identity = json.dumps({"train": asdict(config), "shape": shape.to_dict(), "encoder": fingerprint.to_dict()})
+        place = out / CHECKPOINT
+        start, spent = 0, 0.0
+        if place.exists():
+            keys = ("net", "average", "optimizer", "step", "seconds")
+            saved = load_checkpoint(place, identity, keys, torch.device("cpu"), what="training of a generator")
+            training.restore(saved)
+            start, spent = saved["step"], saved["seconds"]
+            print_if(report, f"going on at step {start}")
+        began = time.process_time()
+
+        def finished(step: int, losses: dict[str, float]) -> SceneGenerator:
+            seconds = spent + time.process_time() - began
+            about = {
+                **asdict(config), "steps_done": step, "processor_seconds": round(seconds), "threads": torch.get_num_threads(),
+                "losses": {name: round(value, 4) for name, value in losses.items()}, "prior_r2": round(fitted.r2, 4),
+                "prior_penalty": fitted.penalty, "basis_keeps": round(training.kept_variance, 5),
+                "parameters": sum(p.numel() for p in training.net.parameters()),
+            }  # fmt: skip
+            return SceneGenerator(
+                deepcopy(training.average), fitted.prior, encoder.name, fingerprint.image, fingerprint.text, about
+            )  # fmt: skip
+
+        smooth: dict[str, float] = {}
+        last = min(config.steps, stop_after or config.steps)
+        with training_bar("training the decoder", config.steps, progress, start) as tell:
+            for number in range(start, last):
+                losses = training.step(number)
+                smooth = {name: 0.98 * smooth.get(name, value) + 0.02 * value for name, value in losses.items()}
+                tell(number + 1, losses)
+                done = number + 1
+                if done % 50 == 0:
+                    seconds = spent + time.process_time() - began
+                    speed = (done - start) * config.batch_size / max(1e-9, time.process_time() - began)
+                    told = "  ".join(f"{name} {value:.4f}" for name, value in smooth.items())
+                    print_if(report, f"step {done}/{config.steps}  {told}  {seconds:.0f} s of a processor  {speed:.0f} images/s")
+                if done < config.steps and (done % checkpoint_every == 0 or done == last):
+                    seconds = spent + time.process_time() - began
+                    save_checkpoint(place, {"identity": identity, **training.state(), "step": done, "seconds": seconds})
+                    so_far = finished(done, smooth)
+                    so_far.save(out / "so-far")
+                    _samples(so_far, data).save(out / "so-far" / "samples.png")
+        generator = finished(last, smooth)
+        if last == config.steps:
+            generator.save(out)
+            _samples(generator, data).save(out / "samples.png")
+            place.unlink(missing_ok=True)
+    return generator
+
+
+def _samples(generator: SceneGenerator, data: GenerationData, count: int = 8) -> Image.Image:
+    """Real scenes, what is drawn from their embeddings, and from the prior's estimates of a caption of each."""
+    from clipmend.data.sheets import contact_sheet
+
+    count = min(count, len(data.pixels))
+    seeds = list(range(count))
+    captions = torch.stack([data.texts[(data.owners == row).nonzero()[0, 0]] for row in range(count)])
+    conditions = (generator.of_images(data.embeddings[0, :count]), generator.of_texts(captions))
+    drawn = [image for condition in conditions for image in to_images(generator.sample(condition, seeds, steps=12))]
+    return contact_sheet([*to_images(data.pixels[:count]), *drawn], columns=count, tile=128)
+
+
+def _cosine(step: int, steps: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def print_if(show: bool, text: str) -> None:
+    """Print at once, so that a log can be followed."""
+    if show:
+        print(text, flush=True)
+
+
+def _main() -> None:
+    defaults = TrainConfig()
+    parser = argparse.ArgumentParser(prog="python -m clipmend.generation.train", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for model.safetensors and config.json")
+    parser.add_argument("--model", default="scenes", help="backbone whose embeddings the generator reads")
+    for name in ("scenes", "steps", "batch_size", "seed", "captions"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
+    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
+    parser.add_argument("--checkpoint-every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    import clipmend
+
+    config = TrainConfig(
+        scenes=args.scenes, seed=args.seed, captions=args.captions, steps=args.steps, batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
+    )  # fmt: skip
+    generator = train(
+        clipmend.load(args.model), args.out, config, checkpoint_every=args.checkpoint_every, progress=True, report=True
+    )  # fmt: skip
+    print(json.dumps(generator.training, indent=2))
+
+
+if __name__ == "__main__":
+    _main()
