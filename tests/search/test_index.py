@@ -188,7 +188,7 @@ def test_dead_rows_are_compacted_away(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_many_small_updates_do_not_leave_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipmend.search.maintain.MOST_SHARDS", 3)
+    monkeypatch.setattr("clipmend.search.writer.MOST_SHARDS", 3)
     encoder = FakeEncoder()
     for count in range(2, 12):
         colour_folder(tmp_path / "photos", count)

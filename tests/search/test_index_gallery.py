@@ -316,7 +316,7 @@ def test_nothing_is_added_where_something_is_wrong(tmp_path: Path) -> None:
 
 
 def test_many_additions_stay_few_files_and_dead_rows_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipmend.search.maintain.MOST_SHARDS", 3)
+    monkeypatch.setattr("clipmend.search.writer.MOST_SHARDS", 3)
     monkeypatch.setattr("clipmend.search.maintain.LEAST_DEAD", 5)
     index = empty(tmp_path / "index")
     rng = np.random.default_rng(2)

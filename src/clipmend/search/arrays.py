@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clipmend.search.conditions import check_conditions
-from clipmend.search.gallery import Condition, FieldType, Gallery, GalleryError, Item, Nearest
+from clipmend.search.gallery import Condition, FieldType, Gallery, GalleryError, Item, Nearest, int64_ids
 from clipmend.search.tables import BLOCK, Rows
 
 __all__ = ["ArrayGallery", "UnnormalisedWarning", "file_within", "known_path", "unit_queries", "unit_rows"]
@@ -178,7 +178,7 @@ class ArrayGallery(Gallery):
         return found
 
     def _positions_of(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        asked = np.asarray(ids, np.int64).reshape(-1)
+        asked = int64_ids(ids, self.name)
         if not len(self):
             positions = np.zeros(len(asked), np.int64)
             there = np.zeros(len(asked), bool)

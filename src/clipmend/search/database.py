@@ -283,7 +283,7 @@ class Connections:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._local = threading.local()
-        self._all: list[sqlite3.Connection] = []
+        self._all: list[tuple[threading.Thread, sqlite3.Connection]] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -295,7 +295,11 @@ class Connections:
             connection = self._open()
             self._local.connection = connection
             with self._lock:
-                self._all.append(connection)
+                for thread, left in self._all:  # a service's threads come and go; files must not stay open for each
+                    if not thread.is_alive():
+                        left.close()
+                self._all = [pair for pair in self._all if pair[0].is_alive()]
+                self._all.append((threading.current_thread(), connection))
         return connection
 
     def _open(self) -> sqlite3.Connection:
@@ -328,7 +332,7 @@ class Connections:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for connection in self._all:
+            for _, connection in self._all:
                 connection.close()
             self._all = []
 
@@ -358,7 +362,10 @@ def where_sql(
             parts.append(f"{place} {condition.op} ?")
             values.append(float(condition.value))
             continue
-        text = raw(condition.value)
+        try:
+            text = raw(condition.value)
+        except UnicodeEncodeError:  # half of a surrogate pair: no text that is stored, so nothing equals it
+            text = condition.value.encode("utf-8", "surrogatepass")
         if condition.op == "like":
             parts.append(f"fits(?, CAST({place} AS BLOB))")
             values.append(text)

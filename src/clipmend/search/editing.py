@@ -12,7 +12,7 @@ from clipmend.search.database import Database, raw
 from clipmend.search.database import read_fields as _read_fields
 from clipmend.search.gallery import BASE_FIELDS, FieldType, Item
 from clipmend.search.store import ImageIndexError, Manifest
-from clipmend.search.writer import Content, Writer
+from clipmend.search.writer import Content, Writer, join_small
 
 __all__ = ["add_items", "declare", "remove_items"]
 
@@ -91,6 +91,7 @@ def add_items(database: Database, manifest: Manifest, items: Sequence[Item], vec
             set_values(database, declare(database, name, type_), type_, values)
         next_id = max(int(database.meta("next_id")), 1 + max(item.id for item in items))
         database.set_meta(next_id=next_id, committed=writer.rows)
+    join_small(database, manifest)
 
 
 def _checked(manifest: Manifest, items: Sequence[Item], vectors: np.ndarray) -> np.ndarray:

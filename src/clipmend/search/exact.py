@@ -92,21 +92,40 @@ class Shards:
     def search(self, queries: np.ndarray, layout: Layout, k: int, size: int = CHUNK) -> tuple[np.ndarray, np.ndarray]:
         """Scores and positions ``[Q, min(k, n)]`` of the images of a layout nearest to unit queries; equal scores by position."""
         k = min(k, len(layout.order))
-        best = [np.empty(0, np.float32) for _ in queries]
-        where = [np.empty(0, np.int64) for _ in queries]
+        pools = [_Pool(k) for _ in queries]
         for positions, which, vectors in self.chunks(layout, size):
-            for q, scores in enumerate(self.cosines(queries, vectors, which)):
-                if len(best[q]) == k:  # what cannot enter is left out at once
-                    better = np.flatnonzero(scores >= best[q][-1])
-                    if not len(better):
-                        continue
-                    scores, found = scores[better], positions[better]
-                else:
-                    found = positions
-                scores, found = np.concatenate([best[q], scores]), np.concatenate([where[q], found])
-                keep = top_k(scores, found, k)
-                best[q], where[q] = scores[keep], found[keep]
-        return np.stack(best), np.stack(where)
+            for pool, scores in zip(pools, self.cosines(queries, vectors, which), strict=True):
+                pool.add(scores, positions)
+        best = [pool.best() for pool in pools]
+        return np.stack([scores for scores, _ in best]), np.stack([found for _, found in best])
+
+
+class _Pool:
+    """The ``k`` best so far and what may yet be among them; sorted only once twice as many are held, or the time would grow with
+    the number of chunks times ``k``."""
+
+    def __init__(self, k: int) -> None:
+        self.k, self.held, self.least = k, 0, -np.inf
+        self.scores, self.positions = list[np.ndarray](), list[np.ndarray]()
+
+    def add(self, scores: np.ndarray, positions: np.ndarray) -> None:
+        if self.least > -np.inf:  # what cannot enter is left out at once
+            better = np.flatnonzero(scores >= self.least)
+            scores, positions = scores[better], positions[better]
+        if not len(scores):
+            return
+        self.scores.append(scores)
+        self.positions.append(positions)
+        self.held += len(scores)
+        if self.held >= 2 * self.k:
+            best, where = self.best()
+            self.scores, self.positions, self.held, self.least = [best], [where], len(best), float(best[-1])
+
+    def best(self) -> tuple[np.ndarray, np.ndarray]:
+        scores = np.concatenate([np.empty(0, np.float32), *self.scores])
+        positions = np.concatenate([np.empty(0, np.int64), *self.positions])
+        keep = top_k(scores, positions, self.k)
+        return scores[keep], positions[keep]
 
 
 class Layout:

@@ -89,6 +89,23 @@ class Nearest:
     exact: bool
 
 
+def int64_ids(ids: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
+    """Ids as int64 ``[n]``.
+
+    Args:
+        ids: whole numbers of any size.
+        name: the gallery, for the message.
+
+    Raises:
+        GalleryError: one that no image can have.
+    """
+    try:
+        return np.asarray(ids if isinstance(ids, np.ndarray) else [int(id_) for id_ in ids], np.int64).reshape(-1)
+    except OverflowError:
+        wrong = next(int(id_) for id_ in ids if not -(1 << 63) <= int(id_) < 1 << 63)
+        raise GalleryError(f"{name} has no image of the id {wrong}: ids are below 2^63") from None
+
+
 class Gallery(ABC):
     """Image vectors that can be searched.
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from clipmend.search import store, writer
 from clipmend.search.database import Database, guard, integers, translated
@@ -16,7 +13,6 @@ from clipmend.search.store import Manifest, Shard
 
 __all__ = ["maintain"]
 
-MOST_SHARDS = 64
 LEAST_DEAD = 256
 """Rows are numbered anew when more of them are dead than alive, and more than this."""
 
@@ -41,8 +37,8 @@ def maintain(
         live = int(database.one("SELECT count(DISTINCT row) FROM images WHERE gone = 0"))
         if rows - live > max(live, LEAST_DEAD):
             _compact(directory, manifest, database)
-        elif len(database.shards()) > MOST_SHARDS + rows // writer.SHARD_ROWS:
-            _merge(directory, manifest, database)
+        else:
+            writer.join_small(database, manifest)
         kept = keep_graph(directory, manifest, database, approximate=approximate, progress=progress, workers=workers)
         store.remove_leftovers(directory, {shard.file for shard in database.shards()} | kept)
         seal(directory, manifest, database)
@@ -82,41 +78,10 @@ def _compact(directory: Path, manifest: Manifest, database: Database) -> None:
         run("DELETE FROM contents")
         run("INSERT INTO contents SELECT * FROM temp.kept ORDER BY row")
         run("UPDATE images SET row = (SELECT new FROM temp.renumbered WHERE old = images.row)")
-        _replace_shards(database, database.shards(), new)
+        writer.replace_shards(database, database.shards(), new)
         database.set_meta(committed=len(used), next_shard=number + len(new), epoch=int(database.meta("epoch")) + 1)
         run("DROP TABLE temp.renumbered")
         run("DROP TABLE temp.kept")
     if int(database.one("PRAGMA freelist_count")) > int(database.one("PRAGMA page_count")) // 2:
         with guard.shared():
             run("VACUUM")
-
-
-def _merge(directory: Path, manifest: Manifest, database: Database) -> None:
-    """Join neighbouring small shards; rows keep their numbers."""
-    number = max(int(database.meta("next_shard")), store.highest_shard(directory) + 1)
-    old, new = list[Shard](), list[Shard]()
-    for group in _groups(database.shards()):
-        maps = [store.open_vectors(directory, shard, manifest.embed_dim, manifest.dtype) for shard in group]
-        new.append(store.write_shard(directory, number + len(new), group[0].first, np.concatenate(maps)))
-        old += group
-    with database.transaction():
-        _replace_shards(database, old, new)
-        database.set_meta(next_shard=number + len(new))
-
-
-def _groups(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
-    """Two or more neighbours of together at most a shard's rows."""
-    group: list[Shard] = []
-    for shard in shards:
-        if group and sum(s.rows for s in group) + shard.rows > writer.SHARD_ROWS:
-            if len(group) > 1:
-                yield group
-            group = []
-        group.append(shard)
-    if len(group) > 1:
-        yield group
-
-
-def _replace_shards(database: Database, old: Sequence[Shard], new: Sequence[Shard]) -> None:
-    database.many("DELETE FROM shards WHERE number = ?", [(shard.number,) for shard in old])
-    database.many("INSERT INTO shards VALUES(?, ?, ?, ?)", [(s.number, s.first, s.rows, s.sha256) for s in new])

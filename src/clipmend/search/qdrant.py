@@ -21,7 +21,7 @@ import numpy as np
 
 from clipmend.search.arrays import file_within, known_path, unit_queries, unit_rows
 from clipmend.search.conditions import check_conditions
-from clipmend.search.gallery import Condition, FieldType, GalleryError, Item, Nearest, WritableGallery
+from clipmend.search.gallery import Condition, FieldType, GalleryError, Item, Nearest, WritableGallery, int64_ids
 from clipmend.search.qdrant_filters import OWN, TooManyValues, filter_of, spelt, written
 from clipmend.search.qdrant_points import PREFIX, asking, connect, exactly, is_local, models, payload_of, vector_of
 
@@ -296,7 +296,7 @@ class QdrantGallery(WritableGallery):
             self._path_key = "path"
 
     def remove(self, ids: Sequence[int] | np.ndarray) -> int:
-        wanted = [int(id_) for id_ in np.unique(np.asarray(ids, np.int64))]
+        wanted = sorted({int(id_) for id_ in ids if 0 <= id_ < 1 << 63})
         removed = 0
         for first in range(0, len(wanted), BATCH):
             there = self._points([self._point_id(id_) for id_ in wanted[first : first + BATCH]])
@@ -350,7 +350,7 @@ class QdrantGallery(WritableGallery):
         Raises:
             GalleryError: one is not there.
         """
-        wanted = [int(id_) for id_ in np.asarray(ids, np.int64).reshape(-1)]
+        wanted = int64_ids(ids, self.name).tolist()
         if any(id_ < 0 for id_ in wanted):
             raise GalleryError(f"{self.name} has no image of the id {min(wanted)}")
         found: dict[int, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from clipmend.search import migrate, store
 from clipmend.search.build import check_same_encoder
 from clipmend.search.database import Connections, raw, where_sql
 from clipmend.search.exact import CHUNK, Layout, top_k
-from clipmend.search.gallery import Condition, FieldType, Gallery, Item, Nearest
+from clipmend.search.gallery import Condition, FieldType, Gallery, Item, Nearest, int64_ids
 from clipmend.search.nearest import Graph
 from clipmend.search.snapshot import Entries, Snapshot
 from clipmend.search.store import ImageIndexError
@@ -268,6 +268,8 @@ class IndexReader(Gallery):
         """Scores and positions by the graph, ``None`` where it would have to find too many."""
         covered = int(np.searchsorted(layout.rows, graph.about.rows))
         newer = layout.rows[covered:]
+        if len(newer) > max(CHUNK, graph.about.rows // 10):  # many were added since: an exact search takes them in pieces
+            return None
         wanted = k if covered == graph.about.rows else 16 + 3 * k * graph.about.rows // (2 * max(1, covered))
         scores, where = [], []
         for query in unit:
@@ -286,11 +288,11 @@ class IndexReader(Gallery):
         return np.stack(scores), np.stack(where)
 
     def vectors(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        return self.embeddings(self._snapshot.positions(np.asarray(ids, np.int64).reshape(-1)))
+        return self.embeddings(self._snapshot.positions(int64_ids(ids, self.name)))
 
     def items(self, ids: Sequence[int] | np.ndarray) -> list[Item]:
         snapshot = self._snapshot
-        wanted = [int(i) for i in ids]
+        wanted = int64_ids(ids, self.name).tolist()
         snapshot.positions(np.asarray(wanted, np.int64))  # an image that was removed has its row in the database still
         extra = [name for name, (_, place) in snapshot.fields.items() if place.startswith("extra.")]
         columns = [f"images.{name}" for name in _BASE_COLUMNS] + [snapshot.fields[name][1] for name in extra]
@@ -326,15 +328,18 @@ class IndexReader(Gallery):
         return root.path / relative
 
     def find(self, path: str) -> int | None:
+        return self.find_by(path, self._connections.rows)
+
+    def find_by(self, path: str, rows: Callable[[str, tuple[bytes]], Sequence[tuple[Any, ...]]]) -> int | None:
+        """As :meth:`find`; ``rows`` asks the database, over a connection that writes to it, for one."""
         try:
             raw(path)
         except UnicodeEncodeError:  # no path that could be stored
             return None
         for spelled in self._spellings(path):
-            sql = "SELECT id FROM images WHERE gone = 0 AND path = CAST(? AS TEXT) ORDER BY id LIMIT 1"
-            rows = self._connections.rows(sql, (raw(spelled),))
-            if rows:
-                return int(rows[0][0])
+            found = rows("SELECT id FROM images WHERE gone = 0 AND path = CAST(? AS TEXT) ORDER BY id LIMIT 1", (raw(spelled),))
+            if found:
+                return int(found[0][0])
         return None
 
     def _spellings(self, path: str) -> Iterator[str]:

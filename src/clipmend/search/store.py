@@ -16,6 +16,7 @@ at the end. See :mod:`clipmend.search.database` for the tables.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -255,6 +256,11 @@ def open_vectors(directory: Path, shard: Shard, embed_dim: int, dtype: str) -> n
     """Memory-map a shard, read-only: ``[rows, embed_dim]``."""
     try:
         vectors = np.load(directory / shard.file, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # this process's limits, no damage
+            what = f"{shard.file} cannot be opened ({error.strerror}): raise the limit (ulimit -n), or close what is open"
+            raise OSError(error.errno, what, str(directory / shard.file)) from None
+        raise damaged(directory, f"{shard.file} cannot be read ({error})") from None
     except Exception as error:  # NumPy evaluates the header, and raises whatever nonsense in it leads to
         raise damaged(directory, f"{shard.file} cannot be read ({error})") from None
     if vectors.shape != (shard.rows, embed_dim) or vectors.dtype != np.dtype(dtype):

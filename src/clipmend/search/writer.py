@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from clipmend.search import store
 from clipmend.search.database import Database, raw
-from clipmend.search.exact import Shards
 from clipmend.search.roots import Root
-from clipmend.search.store import Manifest
+from clipmend.search.store import Manifest, Shard
 
-__all__ = ["SHARD_ROWS", "SHARD_SECONDS", "Content", "Writer"]
+__all__ = ["MOST_SHARDS", "SHARD_ROWS", "SHARD_SECONDS", "Content", "Writer", "join_small", "replace_shards"]
 
 SHARD_ROWS = 16_384
 SHARD_SECONDS = 30.0
 """A shard is written after this many rows or seconds, whichever comes first: what a kill can cost."""
+MOST_SHARDS = 64
+"""More than this, beyond those that are full, are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ class Writer:
     def __init__(self, database: Database, manifest: Manifest) -> None:
         self.database, self.manifest = database, manifest
         self.directory = database.directory
-        self.rows = self.first = len(Shards(database.directory, database.shards(), manifest.embed_dim, manifest.dtype))
+        shards = database.shards()
+        for shard in shards:  # one after the other: many small ones may be more files than a process may have open
+            store.open_vectors(database.directory, shard, manifest.embed_dim, manifest.dtype)
+        self.rows = self.first = shards[-1].first + shards[-1].rows if shards else 0
         self._contents: list[Content] = []
         self._vectors: list[np.ndarray] = []
         self._asked: set[bytes] = set()
@@ -73,6 +78,7 @@ class Writer:
         """One shard, in a transaction of its own."""
         with self.database.transaction():
             self.insert(vectors, contents)
+        join_small(self.database, self.manifest)
 
     def insert(self, vectors: np.ndarray, contents: Sequence[Content]) -> int:
         """One shard, in the caller's transaction; gives its first row."""
@@ -106,3 +112,48 @@ class Writer:
                 run(
                     "UPDATE roots SET prefix = CAST(? AS TEXT), name = CAST(? AS TEXT) WHERE id = ?", (new, raw(root.name), root.id)
                 )
+
+
+def join_small(database: Database, manifest: Manifest) -> None:
+    """Join neighbouring small shards once they are many, each of which an opened index holds open; rows keep their numbers.
+
+    Whoever has the index open has the old files mapped, also once they are deleted here; whoever opens it meanwhile holds off the
+    transaction until all are.
+    """
+    shards = database.shards()
+    if len(shards) <= MOST_SHARDS + sum(shard.rows for shard in shards) // SHARD_ROWS:
+        return
+    directory = database.directory
+    number = max(int(database.meta("next_shard")), store.highest_shard(directory) + 1)
+    old, new = list[Shard](), list[Shard]()
+    for group in _groups(shards):
+        maps = [store.open_vectors(directory, shard, manifest.embed_dim, manifest.dtype) for shard in group]
+        new.append(store.write_shard(directory, number + len(new), group[0].first, np.concatenate(maps)))
+        old += group
+    if not new:
+        return
+    with database.transaction():
+        replace_shards(database, old, new)
+        database.set_meta(next_shard=number + len(new))
+    for shard in old:
+        with suppress(OSError):  # the next update removes leftovers
+            (directory / shard.file).unlink()
+
+
+def _groups(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
+    """Two or more neighbours of together at most a shard's rows."""
+    group: list[Shard] = []
+    for shard in shards:
+        if group and sum(s.rows for s in group) + shard.rows > SHARD_ROWS:
+            if len(group) > 1:
+                yield group
+            group = []
+        group.append(shard)
+    if len(group) > 1:
+        yield group
+
+
+def replace_shards(database: Database, old: Sequence[Shard], new: Sequence[Shard]) -> None:
+    """In the caller's transaction."""
+    database.many("DELETE FROM shards WHERE number = ?", [(shard.number,) for shard in old])
+    database.many("INSERT INTO shards VALUES(?, ?, ?, ?)", [(s.number, s.first, s.rows, s.sha256) for s in new])
