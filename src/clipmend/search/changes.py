@@ -131,7 +131,8 @@ def _prepare(database: Database) -> None:
         " images.id AS old, images.id AS id, (SELECT sha256 FROM contents WHERE contents.row = images.row) AS old_sha256,"
         " (images.id IS NOT NULL AND images.root IS seen.root AND images.size IS seen.size AND images.mtime_ns IS seen.mtime_ns"
         "  AND (SELECT sha256 FROM contents WHERE contents.row = images.row) IS seen.sha256) AS as_it_was"
-        " FROM temp.seen LEFT JOIN images ON images.gone = 0 AND images.path = seen.path"
+        " FROM temp.seen LEFT JOIN images ON images.id = (SELECT id FROM images WHERE gone = 0 AND path = seen.path"
+        "  ORDER BY root IS NULL, id LIMIT 1)"  # one: images that were added may be called like a file, and like each other
         f" WHERE seen.state = {READ}"
     )
     run("CREATE INDEX temp.fresh_sha256 ON fresh(sha256)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["ImportReport", "import_columns"]
 
 _BLOCK = 4096
+_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+"""How a table writes a number; ``007`` is a code, and would be ``7`` as a number."""
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ def import_columns(database: Database, index: ImageIndex, table: str | os.PathLi
     """Set fields of images from a table; values that are there are replaced, those of other images stay.
 
     A column whose values are all numbers becomes a ``number`` field, one of dates and times (of Parquet) a ``time`` field, any
-    other a ``text`` field. Empty cells say nothing.
+    other a ``text`` field: also one of codes like ``007``, of whole numbers past 2^53, and of truth values (``true``, ``false``).
+    Times without a zone are this machine's local time. Empty cells say nothing.
 
     Args:
         database: the index's, locked by the caller.
@@ -83,12 +88,17 @@ def import_columns(database: Database, index: ImageIndex, table: str | os.PathLi
         raise ValueError(f"{display_path(path)}: has no column with values beside {key!r}")
     chosen: dict[str, FieldType] = dict(types.items())  # type: ignore[arg-type]
     matched, unmatched = 0, ""
+
+    def look_up(sql: str, values: tuple[bytes]) -> list[tuple[Any, ...]]:
+        # Over the connection that writes: once its changes outgrow its cache, no other may read.
+        return database.execute(sql, values).fetchall()
+
     with database.transaction():
         places = {name: declare(database, name, type_) for name, type_ in chosen.items()}
         waiting: dict[str, list[tuple[int, str | float]]] = {name: [] for name in chosen}
-        for number, row in enumerate(_rows(path), 1):
+        for row in _rows(path):
             named = row[key]
-            id_ = None if named is None else index.find(str(named))
+            id_ = None if named is None else index.find_by(str(named), look_up)
             if id_ is None:
                 unmatched = unmatched or str(named)
                 continue
@@ -96,7 +106,7 @@ def import_columns(database: Database, index: ImageIndex, table: str | os.PathLi
             for name, value in row.items():
                 if name != key and value is not None:
                     waiting[name].append((id_, _value(value, chosen[name])))
-            if number % _BLOCK == 0:
+            if matched % _BLOCK == 0:
                 _save(database, places, chosen, waiting)
         _save(database, places, chosen, waiting)
         if not matched:
@@ -160,7 +170,15 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
-        return value.strip() or None
+        # Half of a surrogate pair, which JSON can say, is no character and cannot be stored.
+        return (
+            value.strip()
+            .encode("utf-8", "replace" if _HALF.search(value) else "surrogateescape")
+            .decode("utf-8", "surrogateescape")
+            or None
+        )
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -169,9 +187,14 @@ def _cell(value: Any) -> Any:
 def _kind(value: Any) -> str:
     if isinstance(value, (datetime, date)):
         return "time"
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return "text"
     try:
-        return "number" if math.isfinite(float(value)) else "text"
-    except (TypeError, ValueError):
+        number = float(value)
+        # A number of too many digits would be taken for its neighbours; float and Decimal are what they are.
+        whole = isinstance(value, int) or (isinstance(value, str) and value.lstrip("+-").isdigit())
+        return "number" if math.isfinite(number) and not (whole and int(number) != int(value)) else "text"
+    except (TypeError, ValueError, OverflowError):
         return "text"
 
 
@@ -179,6 +202,8 @@ def _value(value: Any, type_: FieldType) -> str | float:
     if type_ == "text":
         return str(value)
     if isinstance(value, datetime):
+        if value.tzinfo is None:  # local; pandas' own timestamps, which nanoseconds come as, would take it for UTC
+            value = datetime(*value.timetuple()[:6], value.microsecond)
         return value.timestamp()
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day).timestamp()

@@ -141,6 +141,12 @@ def parse_time(text: str) -> tuple[float, float]:
             return first, first
         if minute:
             return first, first + 60
+        if (year, month or "12", day or "31") == (
+            "9999",
+            "12",
+            "31",
+        ):  # the calendar's end, which stands for "never" in many tables
+            return first, _seconds(start.replace(month=12, day=31)) + 86400
         if day:
             end = start + timedelta(days=1)
         elif month:

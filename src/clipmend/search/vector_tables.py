@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -239,12 +240,27 @@ def columns_of_table(table: Any) -> dict[str, Column]:
         if types.is_string(kind) or types.is_large_string(kind):
             columns[field.name] = ArrowTexts(values)
         elif types.is_timestamp(kind) or types.is_date(kind):
-            moments = values.cast(pyarrow.timestamp("us")).cast(pyarrow.int64())  # of no zone: taken for UTC
-            columns[field.name] = Numbers(_floats(moments) / 1e6, "time")
+            moments = values.cast(pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False).cast(pyarrow.int64())
+            seconds = _floats(moments) / 1e6
+            columns[field.name] = Numbers(seconds if getattr(kind, "tz", None) else _of_local(seconds), "time")
         elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             base: FieldType = BASE_FIELDS.get(field.name, "number")
             columns[field.name] = Numbers(_floats(values), "number" if base in ("text", "folder") else base)
     return columns
+
+
+def _of_local(seconds: np.ndarray) -> np.ndarray:
+    """Seconds since 1970 of times without a zone: this machine's local time, as everywhere else."""
+    distinct, which = np.unique(seconds, return_inverse=True)
+    moments = np.array([_local(value) for value in distinct.tolist()], np.float64)
+    return moments[which].reshape(seconds.shape)
+
+
+def _local(seconds: float) -> float:
+    try:
+        return (datetime(1970, 1, 1) + timedelta(seconds=seconds)).timestamp()
+    except (ValueError, OverflowError, OSError):  # NaN, or outside the calendar
+        return seconds
 
 
 def _floats(values: Any) -> np.ndarray:
