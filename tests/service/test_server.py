@@ -121,6 +121,21 @@ def test_what_takes_too_long_is_told_so(start: Start, tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path) if line["level"] == "error"]
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_what_never_ends_is_left(start: Start, tmp_path: Path, sent: signal.Signals) -> None:
+    """A forward pass of minutes: its client is told, and the process ends in time for whoever supervises it."""
+    process, url = start(seconds=300, patience=1)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, url, f"red {n}") for n in range(3)]
+        until_pending(url, 3)
+        began = time.monotonic()
+        process.send_signal(sent)
+        assert process.wait(30) in (0, -sent)
+        assert time.monotonic() - began < 15
+        assert [answer.result() for answer in asked] == [503] * 3
+    assert not [line for line in lines(tmp_path) if line["level"] == "error"]
+
+
 def test_odd_requests_and_clients_that_leave(start: Start, tmp_path: Path) -> None:
     """Bytes that no client library would send; the service answers or hangs up, and goes on."""
     _, url = start(seconds=0.3)

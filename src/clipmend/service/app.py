@@ -55,8 +55,9 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         settings: limits, token and names; by default for this machine alone.
 
     Returns:
-        the application, with ``app.state.service``, ``.metrics``, ``.status`` (``"starting"``, ``"ready"`` or ``"ending"``), and
-        ``.expire()``, which a server may call in its event loop when it is ending and will wait no longer.
+        the application, with ``app.state.service``, ``.metrics``, ``.status`` (``"starting"``, ``"ready"`` or ``"ending"``),
+        ``.expire()``, which a server may call in its event loop when it is ending and will wait no longer, and ``.busy()``, how
+        many threads have outlived that: while there are any, the gallery is in use.
 
     Raises:
         ImportError: the extra ``serve`` is missing.
@@ -95,7 +96,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             # Crews first: what they still do may need the batcher.
             for crew in crews:
                 await asyncio.to_thread(crew.close)
-            await asyncio.to_thread(service.close)
+            await asyncio.to_thread(service.close, 1.0 if busy() else None)
 
     app = FastAPI(
         title="clipmend",
@@ -114,7 +115,10 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             crew.expire()
         service.batcher.drop()
 
-    app.state.expire = expire
+    def busy() -> int:
+        return sum(crew.pending for crew in crews)
+
+    app.state.expire, app.state.busy = expire, busy
     errors.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)

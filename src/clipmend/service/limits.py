@@ -29,6 +29,9 @@ _MEDIA = {
 }
 """The media type of each address that takes a body. A page of another site cannot send JSON unasked."""
 
+_LAST = 1.0
+"""Seconds that a busy thread is still given when the time for an orderly end is over."""
+
 _LOGIN = 1 << 15
 """Bytes of a body that anybody may send, who has no token yet: they share what is held at once with who has."""
 
@@ -124,7 +127,7 @@ class Crew:
     def __init__(self, name: str, threads: int, waiting: int, timeout: float, metrics: Metrics) -> None:
         self._name, self._threads = name, threads
         self._limit, self._timeout, self._metrics = threads + waiting, timeout, metrics
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._pool: ThreadPoolExecutor | None = None
         self._awaited: set[asyncio.Future[Any]] = set()
         self._expired = False
@@ -163,7 +166,7 @@ class Crew:
                 raise  # the request's own task was cancelled
             raise self._refused(503, "ending", "the service is ending") from None
         except (TimeoutError, asyncio.TimeoutError):
-            if future.done() and not future.cancelled():
+            if future.done() and not future.cancelled() and future.exception() is not None:
                 raise  # the work's own
             raise self._refused(503, "timeout", f"no answer within {self._timeout:g} seconds") from None
         finally:
@@ -171,20 +174,28 @@ class Crew:
 
     def expire(self) -> None:
         """Answer whoever still waits with 503, in the event loop's thread: the time for an orderly end is over."""
-        self._expired = True
+        with self._lock:
+            self._expired = True
+            self._lock.notify_all()
         for awaited in list(self._awaited):
             awaited.cancel()
 
     def close(self) -> None:
-        """Finish what has begun, drop what waits, take nothing more."""
+        """Finish what has begun, drop what waits, take nothing more; after :meth:`expire` busy threads are left to themselves."""
         with self._lock:
             pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+        if pool is None:
+            return
+        pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._lock.wait_for(lambda: self.pending == 0 or self._expired)
+            ended = self._lock.wait_for(lambda: self.pending == 0, _LAST)
+        pool.shutdown(wait=ended)
 
     def _done(self, _: Future[Any]) -> None:
         with self._lock:
             self.pending -= 1
+            self._lock.notify_all()
 
     def _refused(self, status: int, reason: str, message: str) -> ServiceError:
         self._metrics.refused.labels(reason).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import socket
 import stat
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from clipmend.service.settings import Settings
 
 __all__ = ["bind", "read_token", "run"]
 
+log = logging.getLogger("clipmend.service")
 _CONNECTIONS = 1_000
 """Open connections, beyond which uvicorn answers 503 by itself."""
 
@@ -73,6 +75,8 @@ def run(
         settings: the application's.
         level: of the log.
         ready: called once requests are taken.
+
+    Work that has begun and outlives that time is answered with 503, and the process ends without it.
     """
     log_to(level=level)
     config = uvicorn.Config(
@@ -85,7 +89,14 @@ def run(
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + 2,  # uvicorn's own, which breaks off without an answer
     )
     server = _Server(config, ready, settings.shutdown_timeout, app.state.expire)
-    server.run(sockets=[listening])
+    try:
+        server.run(sockets=[listening])
+    finally:
+        if app.state.busy():
+            # A thread cannot be stopped, and Python would wait for it: as long as a forward pass or a damaged disk takes.
+            log.warning("ended without waiting for %d that go on", app.state.busy())
+            logging.shutdown()
+            os._exit(0)
 
 
 class _Server(uvicorn.Server):
