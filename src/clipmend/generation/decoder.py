@@ -42,7 +42,7 @@ class DecoderConfig:
     widths: tuple[int, int] = (48, 112)
     blocks: int = 4
     embedding: int = 160
-    refiner: int = 32
+    refiner: int = 24
 
     def __post_init__(self) -> None:
         if self.patch < 2 or self.patch & (self.patch - 1) or self.image_size % (2 * self.patch):
@@ -200,7 +200,7 @@ class SceneDecoder(nn.Module):
         self.nothing = nn.Parameter(torch.zeros(config.embedding))  # stands for no condition
         self.first = nn.Conv2d(config.components, fine, 3, 1, 1)
         self.down_block = block(fine, fine)
-        self.down = Downsample2D(fine, use_conv=True, out_channels=coarse)
+        self.down = Downsample2D(fine, use_conv=True, out_channels=coarse, name="op")  # "conv" would register it twice
         self.position = nn.Parameter(torch.randn(1, coarse, config.grid // 2, config.grid // 2) * 0.02)
         self.blocks = nn.ModuleList(block(coarse, coarse) for _ in range(config.blocks))
         self.attentions = nn.ModuleList(attention() for _ in range(config.blocks - 1))

@@ -63,7 +63,7 @@ class TrainConfig:
     captions: int = 2
     steps: int = 10_000
     batch_size: int = 128
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 1e-3
     warm_up: int = 300
     estimated: float = 0.5
     dropped: float = 0.1

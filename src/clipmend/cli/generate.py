@@ -1,0 +1,90 @@
+"""``clipmend generate``: draw a prompt's scenes, before and after a patch."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import typer
+
+from clipmend.cli.encoders import PATCH_HELP, load_encoder, refuse_without_patch
+
+
+class Steps(str, Enum):
+    """How a step is taken."""
+
+    euler = "euler"
+    heun = "heun"
+
+
+_HELP = """Draw scenes for PROMPT with the small generator of the drawn world, and write a sheet: with a patch, the upper row of
+each pair is drawn from the plain embedding and the lower from the mended one, with the same noise.
+
+The generator knows the drawn world alone ('clipmend scenes'). Extra: pip install 'clipmend[generate]'.
+
+[bold]Example[/bold]
+
+    clipmend generate "a beach with a red cup but no cat" --patch scenes -n 8 -o sheet.png
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("generate", help=_HELP)
+    def generate(
+        prompt: str = typer.Argument(..., metavar="PROMPT", help="What to draw."),
+        out: Path = typer.Option(..., "--out", "-o", metavar="FILE", help="The sheet: a .png or .jpg file."),
+        model: str = typer.Option("scenes", "--model", help="Backbone; the generator is of its embeddings."),
+        generator: str = typer.Option("scenes", "--generator", help="The bundled 'scenes', or the folder of one of your own."),
+        patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP),
+        strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
+        gate: bool | None = typer.Option(
+            None, "--gate/--no-gate", help="Leave a prompt without a negation cue as it is; default: as the patch says."
+        ),
+        count: int = typer.Option(8, "--count", "-n", min=1, max=256, help="Images of each kind."),
+        seed: int = typer.Option(0, "--seed", min=0, help="Of the first image; the others count on from it."),
+        steps: int = typer.Option(16, "--steps", min=1, max=1000, help="Steps from noise to image."),
+        method: Steps = typer.Option(Steps.heun, "--method", help="How a step is taken; heun is slower and closer."),
+        guidance: float = typer.Option(2.0, "--guidance", min=0, help="How strongly the prompt leads; 1 is as trained."),
+        device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
+        overwrite: bool = typer.Option(False, "--overwrite", help="Replace FILE if it is there."),
+    ) -> None:
+        if not prompt.strip():
+            raise ValueError("the prompt is empty; say what to draw")
+        if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+            raise ValueError(f"{out} must end in .png or .jpg")
+        if out.exists() and not overwrite:
+            raise ValueError(f"{out} is there already; choose another file, or replace it with --overwrite")
+        refuse_without_patch(patch, strength=strength != 1, gate=gate is not None)
+        from PIL import Image
+
+        from clipmend.data.sheets import contact_sheet
+        from clipmend.generation.sampling import load_generator
+
+        drawer = load_generator(generator)
+        plain, mended = load_encoder(model, device, patch, strength, gate)
+        seeds = list(range(seed, seed + count))
+        encoders = [plain] if patch is None else [plain, mended]
+        drawn = [
+            drawer.draw(encoder, [prompt], seeds, steps=steps, method=method.value, guidance=guidance, progress=True)
+            for encoder in encoders
+        ]
+        columns = min(count, 8)
+        images, captions = [], []
+        for start in range(0, count, columns):
+            for label, row in zip(("before", "after"), drawn, strict=False):
+                shown = row[start : start + columns]
+                images += shown
+                captions += [f"{label if patch is not None else 'seed'} {number}" for number in seeds[start : start + len(shown)]]
+                images += [Image.new("RGB", (64, 64), "white")] * (columns - len(shown))  # so that rows stay in pairs
+                captions += [""] * (columns - len(shown))
+        sheet = contact_sheet(images, captions, columns, prompt, tile=128)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_name(f".{out.name}.part{out.suffix}")
+        try:
+            sheet.save(part)
+            part.replace(out)
+        finally:
+            part.unlink(missing_ok=True)
+        typer.echo(f"written: {out} ({count} images{', before and after' if patch is not None else ''})")

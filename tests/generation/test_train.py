@@ -1,0 +1,184 @@
+"""A tiny generator, trained for seconds: it learns, resumes exactly, and draws the same for the same seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clipmend.data.scenes import make_scenes
+from clipmend.generation.sampling import SceneGenerator, load_generator, noise_of
+from helpers import RandomDualEncoder
+
+pytest.importorskip("diffusers")
+
+from clipmend.generation.decoder import DecoderConfig, PatchBasis, SceneDecoder  # needs what was just looked for
+from clipmend.generation.train import TrainConfig, prepare, train
+
+SHAPE = DecoderConfig(
+    embed_dim=16, image_size=32, patch=4, components=12, widths=(16, 32), blocks=2, embedding=32, refiner=8
+)  # fmt: skip
+CONFIG = TrainConfig(
+    scenes=6, captions=2, steps=260, batch_size=24, learning_rate=4e-3, warm_up=20, average=0.97, estimated=0.3, refined=8
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder() -> RandomDualEncoder:
+    return RandomDualEncoder()
+
+
+@pytest.fixture(scope="module")
+def trained(encoder: RandomDualEncoder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SceneGenerator]:
+    out = tmp_path_factory.mktemp("generator")
+    return out, train(encoder, out, CONFIG, SHAPE)
+
+
+def real_pixels() -> torch.Tensor:
+    return prepare(RandomDualEncoder(), make_scenes(6, CONFIG.seed), 32, 1, 0).pixels
+
+
+def test_what_it_draws_is_nearer_to_the_scene_it_was_told_of(
+    trained: tuple[Path, SceneGenerator], encoder: RandomDualEncoder
+) -> None:
+    _, generator = trained
+    pixels = real_pixels()
+    data = prepare(encoder, make_scenes(6, CONFIG.seed), 32, 1, 0)
+    drawn = generator.sample(generator.of_images(data.embeddings[0]), list(range(6)), steps=12, guidance=1.5).float()
+    apart = (drawn[:, None] - pixels[None].float()).square().mean((2, 3, 4))  # [drawn, real]
+    right = int((apart.argmin(1) == torch.arange(6)).sum())
+    assert right >= 4, f"{right} of 6"  # one of six by chance
+    own, others = apart.diagonal().mean(), apart[~torch.eye(6, dtype=torch.bool)].mean()
+    assert own < 0.6 * others
+
+
+def test_seeds_fix_the_picture_whatever_is_drawn_beside(trained: tuple[Path, SceneGenerator]) -> None:
+    _, generator = trained
+    condition = generator.of_texts(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
+    three = generator.sample(condition, [5, 6, 5], steps=3)
+    assert torch.equal(three, generator.sample(condition, [5, 6, 5], steps=3))
+    alone = generator.sample(generator.of_texts(torch.randn(3, 16, generator=torch.Generator().manual_seed(0))[1:2]), [6], steps=3)
+    assert (alone[0].int() - three[1].int()).abs().max() <= 1  # sums of another batch may round otherwise
+    assert not torch.equal(generator.sample(condition, [7, 8, 9], steps=3), three)
+
+
+def test_the_noise_of_a_seed() -> None:
+    assert torch.equal(noise_of(3, SHAPE), noise_of(3, SHAPE))
+    both = torch.stack([noise_of(0, SHAPE).flatten(), noise_of(1, SHAPE).flatten()])
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 0.15
+    with pytest.raises(ValueError, match="negative"):
+        noise_of(-1, SHAPE)
+
+
+def test_guidance_away_from_the_condition_itself_changes_nothing(trained: tuple[Path, SceneGenerator]) -> None:
+    _, generator = trained
+    condition = generator.of_texts(torch.randn(2, 16, generator=torch.Generator().manual_seed(1)))
+    plain = generator.sample(condition, [0, 1], guidance=1.0, steps=4).int()
+    same = generator.sample(condition, [0, 1], away=condition, guidance=3.0, steps=4).int()
+    assert (plain - same).abs().max() <= 1
+    assert (plain - generator.sample(condition, [0, 1], guidance=3.0, steps=4).int()).abs().max() > 5
+
+
+def test_a_stopped_training_goes_on_to_equal_weights(encoder: RandomDualEncoder, tmp_path: Path) -> None:
+    config = replace(CONFIG, steps=8)
+    whole = train(encoder, tmp_path / "whole", config, SHAPE)
+    train(encoder, tmp_path / "parts", config, SHAPE, stop_after=3)
+    assert (tmp_path / "parts" / "checkpoint.pt").exists()
+    assert (tmp_path / "parts" / "so-far" / "samples.png").exists()
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    resumed = train(encoder, tmp_path / "parts", config, SHAPE)
+    for (name, one), two in zip(whole.decoder.state_dict().items(), resumed.decoder.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+    assert not (tmp_path / "parts" / "checkpoint.pt").exists()
+
+
+def test_a_checkpoint_of_another_training_is_refused(encoder: RandomDualEncoder, tmp_path: Path) -> None:
+    config = replace(CONFIG, steps=8)
+    train(encoder, tmp_path, config, SHAPE, stop_after=2)
+    with pytest.raises(ValueError, match="learning_rate"):
+        train(encoder, tmp_path, replace(config, learning_rate=1e-4), SHAPE)
+
+
+def test_saved_and_loaded_it_draws_the_same(trained: tuple[Path, SceneGenerator], tmp_path: Path) -> None:
+    out, generator = trained
+    loaded = load_generator(out)
+    condition = generator.of_texts(torch.randn(2, 16, generator=torch.Generator().manual_seed(2)))
+    one, two = (g.sample(condition, [0, 1], steps=4).int() for g in (generator, loaded))
+    assert (one - two).abs().float().mean() < 1.0  # float16
+    generator.save(tmp_path, torch.float32)
+    three = load_generator(tmp_path).sample(condition, [0, 1], steps=4).int()
+    assert torch.equal(one, three)
+    assert loaded.training["steps_done"] == CONFIG.steps
+
+
+def test_another_encoder_is_refused(trained: tuple[Path, SceneGenerator], encoder: RandomDualEncoder) -> None:
+    generator = load_generator(trained[0])
+    assert len(generator.draw(encoder, ["a cat", "a dog"], [0, 1], steps=1)) == 4
+    with pytest.raises(ValueError, match="another image side"):
+        generator.draw(RandomDualEncoder(seed=9), ["a cat"], [0])
+
+
+def test_bad_conditions_are_refused(trained: tuple[Path, SceneGenerator]) -> None:
+    _, generator = trained
+    condition = generator.of_texts(torch.randn(2, 16))
+    with pytest.raises(ValueError, match="as many seeds"):
+        generator.sample(condition, [0])
+    with pytest.raises(ValueError, match="finite"):
+        generator.sample(generator.of_images(torch.full((1, 16), float("nan"))), [0])
+    with pytest.raises(ValueError, match="16 numbers"):
+        generator.sample(generator.of_images(torch.randn(1, 8)), [0])
+    assert generator.sample(generator.of_texts(torch.zeros(0, 16)), []).shape == (0, 32, 32, 3)
+
+
+def test_nothing_or_something_else_in_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no trained generator"):
+        load_generator(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(Exception, match="header|safetensors"):
+        load_generator(tmp_path)
+
+
+def test_the_basis_keeps_everything_where_all_components_are_kept() -> None:
+    pixels = torch.rand(20, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    whole, half = PatchBasis(4, 48), PatchBasis(4, 24)
+    assert whole.fit(pixels) == pytest.approx(1)
+    assert torch.allclose(whole.decode(whole.encode(pixels)), pixels, atol=1e-4)
+    assert float(whole.encode(pixels).var(unbiased=False)) == pytest.approx(1, abs=0.05)
+    kept = half.fit(pixels)
+    lost = (half.decode(half.encode(pixels)) - pixels).square().mean() / (
+        pixels - whole.decode(torch.zeros(1, 48, 4, 4))
+    ).square().mean()
+    assert float(lost) == pytest.approx(1 - kept, abs=0.02)
+
+
+def test_embeddings_are_made_once(encoder: RandomDualEncoder, tmp_path: Path) -> None:
+    scenes = make_scenes(5, 1)
+    first = prepare(encoder, scenes, 32, 2, 0, cache=tmp_path)
+    passes = encoder.image_passes
+    second = prepare(encoder, scenes, 32, 2, 0, cache=tmp_path)
+    assert encoder.image_passes == passes
+    assert torch.equal(first.embeddings, second.embeddings)
+    assert first.owners.tolist() == [k // 2 for k in range(10)]
+    flipped = prepare(encoder, scenes, 32, 1, 0).pixels.flip(2).numpy()
+    from PIL import Image
+
+    again = encoder.encode_images([Image.fromarray(np.ascontiguousarray(row)) for row in flipped])
+    assert torch.allclose(again, first.embeddings[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values", [{"patch": 3}, {"components": 0}, {"components": 49}, {"widths": (20, 32)}, {"image_size": 36}, {"blocks": 0}]
+)
+def test_impossible_shapes_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must be|has 1 to"):
+        DecoderConfig(**values)  # type: ignore[arg-type]
+
+
+def test_the_bundled_size_fits() -> None:
+    decoder = SceneDecoder()
+    size = 2 * (sum(value.numel() for value in decoder.state_dict().values()) + 384 * 385)
+    assert size < 3_690_000
