@@ -10,7 +10,7 @@ import typer
 
 PANELS = {
     "Start here": ("demo", "scenes"),
-    "Negation": ("diagnose", "fit", "export", "reproduce"),
+    "Negation": ("diagnose", "fit", "generate", "export", "reproduce"),
     "Long captions": ("stretch", "finetune", "dense-stats"),
     "Search": ("index", "search", "serve", "copy", "filter", "encode"),
     "Measure": ("evaluate", "benchmark"),
@@ -52,9 +52,12 @@ for _panel, _commands in PANELS.items():
         _module = f"clipmend.cli.{_command.replace('-', '_')}"
         if find_spec(_module):
             import_module(_module).register(app)
-            for _registered in (*app.registered_commands, *app.registered_groups):
-                if _registered.name == _command:
-                    _registered.rich_help_panel = _panel
+            for _single in app.registered_commands:
+                if _single.name == _command:
+                    _single.rich_help_panel = _panel
+            for _group in app.registered_groups:
+                if _group.name == _command:
+                    _group.rich_help_panel = _panel
 
 
 def main() -> None:
