@@ -319,7 +319,7 @@ def _images(pipeline: Any, **settings: Any) -> Callable[..., torch.Tensor]:
     def run(prompt: str = "a dog and no cat", seed: int = 0, **more: Any) -> torch.Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.as_tensor(pipeline(prompt, generator=seeded(seed), output_type="np", **settings, **more).images)
+            return torch.as_tensor(pipeline(prompt, generator=seeded(seed), output_type="np", **{**settings, **more}).images)
 
     return run
 
