@@ -9,7 +9,7 @@ import pytest
 
 from clipmend.data.scenes.wordings import RESERVED_PATTERN
 from clipmend.generation.distance import frechet_distance, kernel_distance
-from clipmend.generation.prompts import FORMS, THINGS, excluded, generation_prompts, required
+from clipmend.generation.prompts import FORMS, THINGS, excluded, generation_prompts, prompts_with_scenes, required
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -30,6 +30,16 @@ def test_prompts_are_different_fixed_and_ask_for_what_a_judge_knows(form: str) -
         assert form == "exclusion" or all(wanted)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_is_true_of_its_scene(form: str) -> None:
+    from clipmend.data.scenes import scene_facts
+
+    for prompt, scene in prompts_with_scenes(form, 60):
+        facts = scene_facts(scene)
+        assert facts >= set(prompt.asserts)
+        assert not facts & set(prompt.denies)
+
+
 def test_reserved_subsets() -> None:
     worded = generation_prompts("hybrid", 50, subset="reserved_wording")
     assert all(re.search(RESERVED_PATTERN, prompt.text, re.IGNORECASE) for prompt in worded)
@@ -44,8 +54,8 @@ def test_bad_prompts_are_refused() -> None:
     for arguments in (("negative",), ("hybrid", 0), ("hybrid", 3, 0, "other")):
         with pytest.raises(ValueError, match=r"unknown|at least 1"):
             generation_prompts(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="are not 2000 different"):
-        generation_prompts("exclusion", 2000, subset="reserved_kind")
+    with pytest.raises(ValueError, match="are not 3000 different"):
+        generation_prompts("exclusion", 3000, subset="reserved_kind")
 
 
 def test_frechet_distance_of_normals() -> None:

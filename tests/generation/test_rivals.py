@@ -44,7 +44,7 @@ def test_each_method(generator: SceneGenerator) -> None:
     assert torch.allclose(found["plain"][0].vectors, own, atol=1e-6)
     assert torch.allclose(found["mended"][0].vectors, -own, atol=1e-6)
     assert all(condition.estimated for condition, _ in found.values())
-    assert [away is None for _, away in found.values()] == [True, True, False, True]
+    assert [away is None for _, away in found.values()] == [True, True, False, True, True]
     from clipmend.data.phrases import photo_of
 
     wanted = plain.encode_texts([photo_of(prompt.asserts) for prompt in prompts])
@@ -53,6 +53,7 @@ def test_each_method(generator: SceneGenerator) -> None:
     condition, away = found["negative prompt"]
     assert away is not None
     assert torch.allclose(condition.vectors, wanted, atol=1e-5)
+    assert torch.equal(found["denials left out"][0].vectors, condition.vectors)
     single = [row for row, prompt in enumerate(prompts) if len(prompt.denies) == 1]
     assert torch.allclose(away.vectors[single], F.normalize(denied[single], dim=-1), atol=1e-5)
 
@@ -60,7 +61,7 @@ def test_each_method(generator: SceneGenerator) -> None:
 def test_affirmative_prompts_are_the_same_for_every_rival(generator: SceneGenerator) -> None:
     plain, prompts = RandomDualEncoder(), generation_prompts("affirmative", 4)
     base, _ = conditions("plain", generator, plain, prompts)
-    for method in ("negative prompt", "query arithmetic"):
+    for method in ("negative prompt", "query arithmetic", "denials left out"):
         condition, away = conditions(method, generator, plain, prompts)
         assert torch.allclose(condition.vectors, base.vectors, atol=1e-6)
         assert away is None

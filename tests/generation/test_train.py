@@ -22,7 +22,7 @@ SHAPE = DecoderConfig(
     embed_dim=16, image_size=32, patch=4, components=12, widths=(16, 32), blocks=2, embedding=32, refiner=8
 )  # fmt: skip
 CONFIG = TrainConfig(
-    scenes=6, captions=2, steps=260, batch_size=24, learning_rate=4e-3, warm_up=20, average=0.97, estimated=0.3, refined=8
+    scenes=6, captions=2, steps=200, batch_size=24, learning_rate=4e-3, warm_up=20, average=0.97, estimated=0.3, refined=8
 )  # fmt: skip
 
 
@@ -37,16 +37,10 @@ def trained(encoder: RandomDualEncoder, tmp_path_factory: pytest.TempPathFactory
     return out, train(encoder, out, CONFIG, SHAPE)
 
 
-def real_pixels() -> torch.Tensor:
-    return prepare(RandomDualEncoder(), make_scenes(6, CONFIG.seed), 32, 1, 0).pixels
-
-
-def test_what_it_draws_is_nearer_to_the_scene_it_was_told_of(
-    trained: tuple[Path, SceneGenerator], encoder: RandomDualEncoder
-) -> None:
+def test_it_draws_the_scene_that_it_was_told_of(trained: tuple[Path, SceneGenerator], encoder: RandomDualEncoder) -> None:
     _, generator = trained
-    pixels = real_pixels()
     data = prepare(encoder, make_scenes(6, CONFIG.seed), 32, 1, 0)
+    pixels = data.pixels
     drawn = generator.sample(generator.of_images(data.embeddings[0]), list(range(6)), steps=12, guidance=1.5).float()
     apart = (drawn[:, None] - pixels[None].float()).square().mean((2, 3, 4))  # [drawn, real]
     right = int((apart.argmin(1) == torch.arange(6)).sum())
@@ -138,7 +132,7 @@ def test_nothing_or_something_else_in_the_folder(tmp_path: Path) -> None:
         load_generator(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(Exception, match="header|safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         load_generator(tmp_path)
 
 
@@ -149,10 +143,9 @@ def test_the_basis_keeps_everything_where_all_components_are_kept() -> None:
     assert torch.allclose(whole.decode(whole.encode(pixels)), pixels, atol=1e-4)
     assert float(whole.encode(pixels).var(unbiased=False)) == pytest.approx(1, abs=0.05)
     kept = half.fit(pixels)
-    lost = (half.decode(half.encode(pixels)) - pixels).square().mean() / (
-        pixels - whole.decode(torch.zeros(1, 48, 4, 4))
-    ).square().mean()
-    assert float(lost) == pytest.approx(1 - kept, abs=0.02)
+    lost = (half.decode(half.encode(pixels)) - pixels).square().mean()
+    all_of_it = (pixels - whole.decode(torch.zeros(1, 48, 4, 4))).square().mean()
+    assert float(lost / all_of_it) == pytest.approx(1 - kept, abs=0.02)
 
 
 def test_embeddings_are_made_once(encoder: RandomDualEncoder, tmp_path: Path) -> None:
@@ -174,7 +167,7 @@ def test_embeddings_are_made_once(encoder: RandomDualEncoder, tmp_path: Path) ->
     "values", [{"patch": 3}, {"components": 0}, {"components": 49}, {"widths": (20, 32)}, {"image_size": 36}, {"blocks": 0}]
 )
 def test_impossible_shapes_are_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="must be|has 1 to"):
+    with pytest.raises(ValueError, match=r"must be|has 1 to"):
         DecoderConfig(**values)  # type: ignore[arg-type]
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -187,7 +188,7 @@ def load_presence_judge(folder: str | Path) -> PresenceJudge:
         net.load_state_dict({k: v.float() for k, v in load_file(where / "model.safetensors").items()})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise OSError(f"{where}: no trained judge there; make one with python -m clipmend.generation.presence") from error
-    except (json.JSONDecodeError, KeyError, TypeError, RuntimeError) as error:
+    except (json.JSONDecodeError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{where}: model.safetensors and config.json are not those of a judge: {error}") from error
     return PresenceJudge(net, about)
 

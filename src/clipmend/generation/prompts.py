@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from clipmend.data.records import Caption
 from clipmend.data.scenes.captions import finish, framed, hybrid_caption, phrase, policy, query, things_denied
-from clipmend.data.scenes.draw import sample_scene
+from clipmend.data.scenes.draw import Scene, sample_scene
 from clipmend.data.scenes.facts import scene_facts, scene_rng, text_rng
 from clipmend.data.scenes.world import BACKGROUNDS, COLOURS, KINDS
 
-__all__ = ["FORMS", "THINGS", "excluded", "generation_prompts", "required"]
+__all__ = ["FORMS", "THINGS", "excluded", "generation_prompts", "prompts_with_scenes", "required"]
 
 FORMS = ("affirmative", "exclusion", "hybrid")
 
@@ -45,19 +45,30 @@ def generation_prompts(form: str, count: int = 500, seed: int = 0, subset: str =
     Raises:
         ValueError: an unknown form or subset, a count below 1, or more than there are different prompts.
     """
+    return [prompt for prompt, _ in prompts_with_scenes(form, count, seed, subset)]
+
+
+def prompts_with_scenes(form: str, count: int = 500, seed: int = 0, subset: str = "standard") -> list[tuple[Caption, Scene]]:
+    """The same prompts, each with a scene that it is true of: what a generator that makes no mistakes might draw.
+
+    Raises:
+        ValueError: as :func:`generation_prompts` does.
+    """
     if form not in FORMS:
         raise ValueError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     if count < 1:
         raise ValueError(f"the number of prompts must be at least 1, got {count}")
     policy(subset)
-    made: list[Caption] = []
+    made: list[tuple[Caption, Scene]] = []
     seen: set[str] = set()
     for row in range(count):
         for attempt in range(_MOST):
-            prompt = _prompt(form, seed, row * _MOST + attempt, subset)
+            index = row * _MOST + attempt
+            scene = sample_scene(scene_rng(_SEED + seed, "test", index))
+            prompt = _prompt(form, scene, seed, index, subset)
             if prompt is not None and prompt.text.lower().rstrip(".") not in seen:
                 seen.add(prompt.text.lower().rstrip("."))
-                made.append(prompt)
+                made.append((prompt, scene))
                 break
         else:
             raise ValueError(f"there are not {count} different {form} prompts of the subset {subset}")
@@ -77,9 +88,8 @@ def excluded(prompts: Sequence[Caption]) -> list[frozenset[str]]:
 _KNOWN = frozenset(THINGS)
 
 
-def _prompt(form: str, seed: int, index: int, subset: str) -> Caption | None:
+def _prompt(form: str, scene: Scene, seed: int, index: int, subset: str) -> Caption | None:
     rules = policy(subset)
-    scene = sample_scene(scene_rng(_SEED + seed, "test", index))
     rng = text_rng(_SEED + seed, f"generation/{form}/{subset}", index)
     facts = scene_facts(scene)
     if any(scene.count(kind) > 1 for kind in scene.kinds):

@@ -17,7 +17,7 @@ from clipmend.generation.sampling import Condition, SceneGenerator
 
 __all__ = ["METHODS", "conditions"]
 
-METHODS = ("plain", "mended", "negative prompt", "query arithmetic")
+METHODS = ("plain", "mended", "negative prompt", "query arithmetic", "denials left out")
 
 
 def conditions(
@@ -34,7 +34,7 @@ def conditions(
     Args:
         method: ``"plain"``: the prompt's embedding. ``"mended"``: that of the mended encoder. ``"negative prompt"``: the embedding
             of what the prompt asserts, steered away from that of what it denies. ``"query arithmetic"``: the former minus
-            ``weight`` times the latter.
+            ``weight`` times the latter. ``"denials left out"``: the embedding of what the prompt asserts, alone.
         generator: whose prior makes estimates of the embeddings.
         plain: the backbone.
         prompts: with ``asserts`` and ``denies``.
@@ -42,7 +42,7 @@ def conditions(
         weight: of query arithmetic.
 
     Raises:
-        ValueError: an unknown method, no mended encoder for ``"mended"``, or, for a negative prompt, some prompts with and some
+        ValueError: an unknown method, no mended encoder for ``"mended"``, or, for the other methods, some prompts with and some
             without denials.
     """
     texts = [prompt.text for prompt in prompts]
@@ -54,15 +54,15 @@ def conditions(
         return generator.of_texts(mended.encode_texts(texts)), None
     if method == "query arithmetic":
         return generator.of_texts(QueryArithmetic(plain, gold_captions(prompts), weight).encode_texts(texts)), None
-    if method == "negative prompt":
+    if method in ("negative prompt", "denials left out"):
         forms = [Form.of(prompt) for prompt in prompts]
         told = [form for form in forms if form is not None]
         if len(told) < len(forms):
             if told:
-                raise ValueError("some prompts deny something and others do not: a negative prompt is for those that do")
+                raise ValueError("some prompts deny something and others do not: ask for each kind apart")
             return generator.of_texts(plain.encode_texts(texts)), None
         wanted = plain.encode_texts([form.positive for form in told])
-        return generator.of_texts(wanted), generator.of_texts(_denied(plain, told))
+        return generator.of_texts(wanted), generator.of_texts(_denied(plain, told)) if method == "negative prompt" else None
     raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
 
 

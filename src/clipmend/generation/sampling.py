@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -229,6 +230,8 @@ def load_generator(name: str | Path = "scenes", device: str | torch.device | Non
         raise OSError(f"{where}: no trained generator there; make one with python -m clipmend.generation.train") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{where / 'config.json'}: not JSON ({error})") from error
+    except SafetensorError as error:
+        raise ValueError(f"{where / 'model.safetensors'} cannot be read ({error})") from error
     try:
         decoder = SceneDecoder(DecoderConfig.from_dict(config["decoder"]))
         prior = LinearPrior(**config["prior"])

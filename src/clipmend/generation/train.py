@@ -60,7 +60,7 @@ class TrainConfig:
 
     scenes: int = 36_000
     seed: int = 40
-    captions: int = 2
+    captions: int = 1
     steps: int = 10_000
     batch_size: int = 128
     learning_rate: float = 1e-3
