@@ -85,7 +85,7 @@ def test_natural_language_is_taken_as_it_is(text: str) -> None:
     assert only_text(f"  {text}\t\n") == text
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.from_regex(r"[^\W\d_]{1,8}(-[^\W\d_]{1,8}){0,2}", fullmatch=True), min_size=1, max_size=12))
 def test_words_with_hyphens_inside_are_natural(words: list[str]) -> None:
     assert only_text(" ".join(words)) == " ".join(words)
@@ -332,7 +332,7 @@ queries = st.builds(
 ).filter(lambda query: query.terms or query.where)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(queries)
 @example(Query((Term(1.0, "text", "a\\“b”"),), (), "", FIELDS))
 @example(Query((Term(-0.001, "text", "-"),), (Condition("date", ">=", 1e300),), "", FIELDS))
@@ -347,7 +347,7 @@ WORDS = ["a", "beach", "é", "🏖", "0.5", "2", "1e5", "label"]
 pieces = st.sampled_from([*SIGNS, *PARTS, *WORDS])
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1500, deadline=None)
 @given(st.one_of(st.lists(pieces, max_size=14).map("".join), st.text(max_size=60)))
 def test_any_text_is_a_query_or_a_clear_error(text: str) -> None:
     try:
@@ -410,7 +410,7 @@ def matches(pattern: str, text: str) -> bool:
     return row[-1]
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.text(alphabet="abA*?[]!-.\n", max_size=10), st.text(alphabet="abAB[]!-.\n", max_size=10))
 def test_patterns(pattern: str, text: str) -> None:
     assert fulfils({"name": text}, [Condition("name", "like", pattern)]) == matches(pattern.lower(), text.lower())

@@ -154,3 +154,36 @@ def test_more_vectors_added_than_the_graph_holds_are_searched_in_pieces(tmp_path
     found = index.nearest(more[7], 1)
     assert found.exact
     assert found.ids.tolist() == [[1007]]
+
+
+def test_small_files_that_cannot_be_joined_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, vectors = filled(tmp_path / "index", 3)
+    monkeypatch.setattr(writer, "MOST_SHARDS", 0)
+    write, written = store.write_shard, list[int]()
+
+    def full_when_joining(directory: Path, number: int, first: int, rows: np.ndarray) -> Shard:
+        written.append(len(rows))
+        if len(rows) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(directory, number, first, rows)
+
+    monkeypatch.setattr(store, "write_shard", full_when_joining)
+    index.add([Item(10, "x.png"), Item(11, "y.png")], vectors[:2])
+    assert written == [2, 5]
+    np.testing.assert_allclose(index.vectors([11, 2]), vectors[[1, 2]], atol=1e-6)
+    index.close()
+    ImageIndex.open(tmp_path / "index", verify=True).close()
+
+
+def test_a_lock_that_was_taken_away_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    filled(tmp_path / "index", 3)[0].close()
+    flock = fcntl.flock
+
+    def late(*given: Any) -> None:
+        (tmp_path / "index" / store.LOCK).unlink()
+        flock(*given)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(ImageIndexError, match="run this again"), store.locked(tmp_path / "index"):
+        raise AssertionError("not reached")

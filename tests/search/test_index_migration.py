@@ -139,3 +139,13 @@ def test_where_nothing_can_be_written_the_way_out_is_named(tmp_path: Path, photo
     monkeypatch.setattr(store, "locked", refuse)
     with pytest.raises(ImageIndexError, match="make its folder writable"):
         ImageIndex.open(tmp_path / "old")
+
+
+def test_an_old_manifest_without_its_count_is_damaged(tmp_path: Path, photos: Path) -> None:
+    ImageIndex.build(FakeEncoder(), photos, tmp_path / "new")
+    version_1(tmp_path / "new", tmp_path / "old", photos)
+    fields = json.loads((tmp_path / "old" / "manifest.json").read_bytes())
+    del fields["count"]
+    (tmp_path / "old" / "manifest.json").write_text(json.dumps(fields))
+    with pytest.raises(ImageIndexError, match="does not fit the manifest"):
+        ImageIndex.open(tmp_path / "old")

@@ -322,3 +322,13 @@ def test_the_stand_in_says_what_it_does_not_know() -> None:
     with pytest.raises(AttributeError):
         stand_in.answer("POST", "/collections/c/points/recommend", {})
     assert json.dumps(stand_in.answer("GET", "/", None))
+
+
+def test_texts_that_could_be_read_as_uuids_are_found_as_they_are_written(tmp_path: Path) -> None:
+    """Names of files are often MD5 digests."""
+    names = ["550E8400E29B41D4A716446655440000", "550e8400-e29b-41d4-a716-446655440000", "d41d8cd98f00b204e9800998ecf8427e", "b"]
+    with create_gallery(f"qdrant:{tmp_path}/q/c", embed_dim=8, fields={"name": "text"}) as gallery:
+        gallery.add([Item(i, f"{i}.png", {"name": name}) for i, name in enumerate(names)], VECTORS[:4])
+        for pattern, wanted in {"*": 4, "*B*": 4, "550e8400E*": 1, "*-*": 1, "d41d8cd98f*": 1}.items():
+            assert gallery.count([Condition("name", "like", pattern)]) == wanted, pattern
+        assert sorted(gallery.values("name")) == sorted((name, 1) for name in names)

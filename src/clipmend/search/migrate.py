@@ -57,7 +57,7 @@ def _migrate(directory: Path, fields: dict[str, Any]) -> None:
         raise store.damaged(directory, f"{store.MANIFEST} lacks what it must say ({error})") from None
     entries = _entries(directory, table)
     committed = sum(shard.rows for shard in named)
-    if any(not 0 <= entry["row"] < committed for entry in entries) or (complete and len(entries) != fields["count"]):
+    if any(not 0 <= entry["row"] < committed for entry in entries) or (complete and len(entries) != fields.get("count")):
         raise store.damaged(directory, f"{table.get('file')} does not fit the manifest")
     named += _left_by_a_killed_run(directory, next_shard, backbone["image"])
     for name in (store.DATABASE, f"{store.DATABASE}-journal"):

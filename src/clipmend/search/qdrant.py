@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -329,6 +330,13 @@ class QdrantGallery(WritableGallery):
             raise GalleryError(f"{self.name}: {error}") from error
 
     def _facet(self, name: str, limit: int) -> list[tuple[str, int]]:
+        if self.local:  # whose own count takes any text that could be read as a UUID (an MD5, say) for another spelling of it
+            points, _ = self._scroll(max(1, self.count()), None, payload=True)
+            counts: Counter[str] = Counter()
+            for point in points:
+                value = (point.payload or {}).get(name)  # a list has each of its values, once
+                counts.update({text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)})
+            return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]
         with self._asking():
             hits = self._client.facet(self.collection, key=spelt(name), limit=limit, exact=True).hits
         return sorted(((str(hit.value), int(hit.count)) for hit in hits), key=lambda pair: (-pair[1], pair[0]))

@@ -306,4 +306,10 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ImageIndexError(f"the index {display_path(directory)} is being written by another process; wait for it") from None
+        try:
+            there = os.path.samestat(os.fstat(file.fileno()), os.stat(directory / LOCK))
+        except FileNotFoundError:
+            there = False
+        if not there:  # whoever held it took a first, empty index away, and a third process may hold the new file of that name
+            raise ImageIndexError(f"the index {display_path(directory)} was just removed by another process; run this again")
         yield

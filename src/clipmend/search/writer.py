@@ -126,10 +126,15 @@ def join_small(database: Database, manifest: Manifest) -> None:
     directory = database.directory
     number = max(int(database.meta("next_shard")), store.highest_shard(directory) + 1)
     old, new = list[Shard](), list[Shard]()
-    for group in _groups(shards):
-        maps = [store.open_vectors(directory, shard, manifest.embed_dim, manifest.dtype) for shard in group]
-        new.append(store.write_shard(directory, number + len(new), group[0].first, np.concatenate(maps)))
-        old += group
+    try:
+        for group in _groups(shards):
+            maps = [store.open_vectors(directory, shard, manifest.embed_dim, manifest.dtype) for shard in group]
+            new.append(store.write_shard(directory, number + len(new), group[0].first, np.concatenate(maps)))
+            old += group
+    except OSError:  # a full disk, say: what was to be written is, and small files can wait
+        for shard in new:
+            (directory / shard.file).unlink(missing_ok=True)
+        return
     if not new:
         return
     with database.transaction():
