@@ -9,6 +9,11 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clipmend.search.searcher import Searcher
+    from clipmend.service import Settings
 
 SCENES, SIZE, SEED = 240, 224, 7
 
@@ -37,20 +42,29 @@ def draw(folder: Path) -> dict[str, frozenset[str]]:
 @contextlib.contextmanager
 def served(index: Path, *, patch: str | None = "scenes", token: str | None = None) -> Iterator[str]:
     """The service over an index, in a thread of this process; gives its address."""
-    import uvicorn
-
     import clipmend
     from clipmend.search.opening import open_gallery
     from clipmend.search.searcher import Searcher
-    from clipmend.service import Settings, create_app
-    from clipmend.service.server import bind
+    from clipmend.service import Settings
 
     encoder = clipmend.load("scenes")
     mended = clipmend.PeakPatch.from_pretrained(patch).apply(encoder) if patch else None
     searcher = Searcher(open_gallery(str(index)), encoder, mended, files=False)
     examples = ("a picture with no cat", "a cat but no boat", '"a beach" + 0.5 "a boat" - "a cat"')
-    app = create_app(searcher, Settings(patch=patch or "", token=token, examples=examples))
-    listening = bind("127.0.0.1", 0, token)
+    with serving(searcher, Settings(patch=patch or "", token=token, examples=examples)) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(searcher: Searcher, settings: Settings) -> Iterator[str]:
+    """The service over a searcher, in a thread of this process; gives its address."""
+    import uvicorn
+
+    from clipmend.service import create_app
+    from clipmend.service.server import bind
+
+    app = create_app(searcher, settings)
+    listening = bind("127.0.0.1", 0, settings.token)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -43,6 +43,7 @@ class FakeService:
         missing: ids without a thumbnail.
         held: searches for this wait until the gate is open.
         gate: see ``held``.
+        raw: what searches are answered with in place of an answer.
     """
 
     count: int = 60
@@ -53,6 +54,7 @@ class FakeService:
     missing: frozenset[int] = frozenset()
     held: str = "\0"
     gate: threading.Event = field(default_factory=threading.Event)
+    raw: bytes | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     uploads: list[bytes] = field(default_factory=list)
 
@@ -202,7 +204,9 @@ def _handler(service: FakeService) -> type[BaseHTTPRequestHandler]:
                 self.send(204, "text/plain", b"", {"Set-Cookie": cookie})
                 return
             self.authorise()
-            if path == "/search":
+            if path == "/search" and service.raw is not None:
+                self.send(200, "text/html", service.raw)
+            elif path == "/search":
                 self.json(service.search(json.loads(body)))
             elif path == "/search/image":
                 parts = _multipart(self.headers["Content-Type"], body)

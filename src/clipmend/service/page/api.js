@@ -4,12 +4,16 @@ const KEY = "clipmend-token";
 
 export class ServiceError extends Error {
   /** status: 0 where nothing answered at all. */
-  constructor(status, message, type = "") {
+  constructor(status, message, type = "", param = "") {
     super(message);
     this.status = status;
     this.type = type;
+    this.param = param;
   }
 }
+
+/** Milliseconds for a whole answer: more than the service gives itself, an upload over a slow line included. */
+const PATIENCE = 120_000;
 
 const wait = (seconds, signal) =>
   new Promise((resolve, reject) => {
@@ -28,23 +32,28 @@ async function once(path, options) {
   const headers = new Headers(options.headers);
   const token = sessionStorage.getItem(KEY);
   if (token) headers.set("Authorization", `Bearer ${token}`);
-  let response;
+  const late = AbortSignal.timeout(PATIENCE);
+  const signal = options.signal ? AbortSignal.any([options.signal, late]) : late;
+  let response, text;
   try {
-    response = await fetch(path, { ...options, headers, credentials: "same-origin" });
+    response = await fetch(path, { ...options, headers, signal, credentials: "same-origin" });
+    if (response.status === 204) return null;
+    text = await response.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    if (response) throw new ServiceError(0, "The answer broke off. Is the connection to clipmend serve a good one?", "gone");
     throw new ServiceError(0, "The service does not answer. Is clipmend serve still running?", "gone");
   }
-  if (response.status === 204) return null;
   let body = null;
   try {
-    body = JSON.parse(await response.text(), whole);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
+    body = JSON.parse(text, whole);
+  } catch {
+    // no answer of the service's own; what that means is said below
   }
-  if (response.ok && body !== null) return body;
+  if (response.ok && body !== null && typeof body === "object") return body;
+  if (response.ok) throw new ServiceError(0, "What answers at this address is not clipmend serve. A proxy may be in between.", "gone");
   const told = body?.error;
-  const refusal = new ServiceError(response.status, told?.message ?? `The service answered with status ${response.status}.`, told?.type);
+  const refusal = new ServiceError(response.status, told?.message ?? `The service answered with status ${response.status}.`, told?.type, told?.param);
   refusal.after = Number(response.headers.get("Retry-After")) || 0;
   throw refusal;
 }
@@ -62,6 +71,22 @@ async function call(path, options = {}) {
 }
 
 export const about = () => call("api/about");
+
+/** The values of a field of texts, with their counts. */
+export const values = (field) => call(`api/values?field=${encodeURIComponent(field)}`);
+
+/** Why the service does not show an image, in its words; "" where it does. */
+export async function refusal(path) {
+  const enough = new AbortController();
+  try {
+    const response = await fetch(path, { credentials: "same-origin", signal: enough.signal });
+    return response.ok ? "" : (await response.json()).error.message;
+  } catch {
+    return "the service does not answer";
+  } finally {
+    enough.abort(); // the file itself is not wanted
+  }
+}
 
 /** image: a File to search by, or null. */
 export function search(request, image, signal) {

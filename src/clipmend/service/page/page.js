@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { Detail } from "./detail.js";
 import { pictures } from "./pictures.js";
 import { listen } from "./keys.js";
-import { compose, filterCount, fromAddress, toAddress, withTerm } from "./query.js";
+import { compose, filterCount, fromAddress, panel, steered, toAddress, without, withoutCondition, withTerm } from "./query.js";
 import { Grid, Twins, ordinal } from "./tiles.js";
 import { theme } from "./theme.js";
 import * as told from "./told.js";
@@ -12,9 +12,12 @@ import * as told from "./told.js";
 const $ = (id) => document.getElementById(id);
 const PAGE = 24;
 const MOST = 192; // side by side: the service gives 200 at most; a multiple of every number of columns
+const FEW = 50; // values of a field that has a menu
+const NAMES = "clipmend-names";
+const FAULTS = [400, 404, 413, 415, 422]; // statuses that are the query's fault
 const FURTHEST = 10000; // as far as the service goes page by page
 
-let about = { count: 0, fields: {}, folders: [], examples: [], patch: null };
+let about = { count: 0, files: true, fields: {}, folders: [], examples: [], patch: null };
 let state = fromAddress(location.search);
 let answer = null;
 let k = PAGE;
@@ -47,14 +50,22 @@ async function ask({ keep = "push", further = false } = {}) {
   const late = setTimeout(() => $("progress").classList.add("on"), 150);
   results.setAttribute("aria-busy", "true");
   try {
-    const adds = further && !wantsCompare();
+    const adds = further && answer !== null && !wantsCompare();
     const found = await api.search(request(adds ? answer.hits.length : 0, wantsCompare() ? k : PAGE), state.image, mine.signal);
     if (adds) found.hits = [...answer.hits, ...found.hits];
     answer = found;
     trouble(null);
     show();
   } catch (error) {
-    if (error.name !== "AbortError") trouble(error);
+    if (error.name !== "AbortError") {
+      if (error.param === "image") { // it would fail again with the next words
+        upload.clear();
+        state.image = null;
+        reflect();
+      }
+      trouble(error, () => ask({ keep: "no", further }));
+      outdated(FAULTS.includes(error.status) && !further);
+    }
   } finally {
     clearTimeout(late);
     if (asking === mine) {
@@ -70,10 +81,15 @@ function fresh(keep = "push") {
   return ask({ keep });
 }
 
-let pause = 0;
+let pause = 0, pausing = "replace";
 function soon(keep) {
   clearTimeout(pause);
-  pause = setTimeout(() => fresh(keep), 90);
+  if (keep === "push") pausing = keep;
+  pause = setTimeout(() => {
+    const keep = pausing;
+    pausing = "replace";
+    fresh(keep);
+  }, 90);
 }
 
 // ---- showing -------------------------------------------------------------------------------------------------------------
@@ -97,18 +113,33 @@ function show() {
   const tile = results.querySelector('.tile[tabindex="0"]') ?? after.list.querySelector(".tile");
   if (tile) tile.tabIndex = 0;
   $("summary").replaceChildren(...(compared ? told.summary(before, after) : answer.hits.length ? [told.unseenSummary(answer)] : []));
-  $("understood").replaceChildren(...told.understood(answer, about.fields));
+  $("understood").replaceChildren(...told.understood(answer, about.fields, (position) => set(withoutCondition({ ...state, ...typed() }, answer.where, position, about.fields))));
   $("hint").textContent = answer.hint ?? "";
   $("hint").hidden = !answer.hint;
   $("empty").hidden = answer.hits.length > 0;
-  $("empty").replaceChildren(...(answer.hits.length ? [] : told.emptiness(about, filterCount(state) ? clearFilters : null)));
+  $("empty").replaceChildren(...(answer.hits.length ? [] : told.emptiness(about, filterCount(state, about.fields) ? clearFilters : null)));
   $("more").hidden = !answer.hits.length || answer.hits.length >= Math.min(answer.total, compared ? MOST : FURTHEST);
   $("examples").hidden = asked() || !about.examples.length;
   document.title = state.q.trim() ? `${state.q.trim()} · clipmend` : "clipmend";
 }
 
+/** What is shown answers an earlier question: it goes where this one was refused, and is said to be old where it had no answer. */
+function outdated(refused) {
+  $("understood").replaceChildren();
+  $("hint").hidden = true;
+  if (!refused) {
+    if (answer && !$("banner").hidden) $("banner").firstChild.append(` What is shown below is the answer to ${answer.query ? `“${answer.query}”` : "an earlier question"}.`);
+    return;
+  }
+  answer = null;
+  for (const grid of [before, after]) grid.show([]);
+  results.classList.remove("compare");
+  for (const id of ["before", "more", "empty"]) $(id).hidden = true;
+  for (const id of ["after-title", "summary"]) $(id).replaceChildren();
+}
+
 /** Say what went wrong where it belongs: a query's fault under the query, the service's above the results. */
-function trouble(error) {
+function trouble(error, again = start) {
   const banner = $("banner"), problem = $("problem");
   banner.replaceChildren();
   banner.hidden = true;
@@ -120,15 +151,17 @@ function trouble(error) {
     askToken(api.storedToken() ? "The service no longer takes this token." : "");
     return;
   }
-  if ([400, 404, 413, 415, 422].includes(error.status)) {
+  if (FAULTS.includes(error.status)) {
     problem.append(told.sentence(error.message), ...told.readings(error.message, (q) => set({ q })));
     $("query").setAttribute("aria-invalid", "true");
     return;
   }
   const words = document.createElement("span");
   words.textContent =
-    error.status === 429 || error.status === 503 ? `The service is busy: ${error.message}` : told.sentence(error.message) || "Something went wrong on this page.";
-  banner.append(words, told.button("Try again", () => (about.version ? ask({ keep: "no" }) : start())));
+    error.status === 429 || error.status === 503 ? `The service is busy: ${error.message}`
+    : error instanceof api.ServiceError ? told.sentence(error.message)
+    : `Something went wrong on this page (${error.message}).`;
+  banner.append(words, told.button("Try again", again));
   banner.hidden = false;
 }
 
@@ -138,9 +171,12 @@ function trouble(error) {
 function reflect() {
   $("query").value = state.q;
   $("clear").hidden = !state.q && !state.image;
-  for (const name of ["from", "until", "size"]) $(name).value = state[name];
-  if (state.folder && ![...$("folder").options].some((option) => option.value === state.folder)) $("folder").add(new Option(state.folder, state.folder));
-  $("folder").value = state.folder;
+  const shown = panel(state, about.fields);
+  for (const control of document.querySelectorAll("#filters [data-control]")) {
+    const value = shown[control.dataset.control] ?? "";
+    if (value && control.options && ![...control.options].some((option) => option.value === value)) control.add(new Option(value, value));
+    control.value = value;
+  }
   $("collapse").checked = state.collapse;
   $("rerank").checked = state.rerank;
   document.querySelector(`[name=view][value=${state.view}]`).checked = true;
@@ -149,27 +185,35 @@ function reflect() {
   $("strength-value").textContent = strength.toFixed(2).replace(/\.?0+$/, "");
   $("strength").setAttribute("aria-valuetext", strength === 0 ? "0, the patch is off" : String(strength));
   $("strength").style.setProperty("--part", `${(100 * strength) / 3}%`);
-  const count = filterCount(state);
+  const count = filterCount(state, about.fields);
   $("filters-count").textContent = count;
   $("filters-count").hidden = !count;
 }
 
+/** What was typed and not sent yet is asked along with whatever else is changed: it would be lost otherwise. */
+const typed = () => ({ q: $("query").value });
+
 function set(changes, keep = "push") {
-  Object.assign(state, changes);
+  Object.assign(state, typed(), changes);
   reflect();
   return fresh(keep);
 }
 
 function clearFilters() {
-  return set({ folder: "", from: "", until: "", size: "", collapse: false, rerank: false });
+  return set({ q: without($("query").value, about.fields), folder: "", from: "", until: "", size: "", collapse: false, rerank: false });
 }
 
 function strengthen(by) {
   if (!about.patch) return;
   const now = state.strength ?? about.patch.strength ?? 1;
-  state.strength = Math.round(100 * Math.min(3, Math.max(0, now + by))) / 100;
+  slide(Math.round(100 * Math.min(3, Math.max(0, now + by))) / 100);
+}
+
+function slide(strength) {
+  const keep = typed().q === state.q ? "replace" : "push";
+  Object.assign(state, typed(), { strength });
   reflect();
-  soon("replace");
+  soon(keep);
 }
 
 function openHelp() {
@@ -195,23 +239,41 @@ $("examples").addEventListener("click", (event) => {
 $("filters-open").addEventListener("click", () => {
   $("filters").hidden = !$("filters").hidden;
   $("filters-open").setAttribute("aria-expanded", String(!$("filters").hidden));
+  if (!$("filters").hidden) menus();
 });
-$("filters").addEventListener("change", () =>
-  set({
-    folder: $("folder").value,
-    from: $("from").value,
-    until: $("until").value,
-    size: $("size").value,
-    collapse: $("collapse").checked,
-    rerank: $("rerank").checked,
-  }),
-);
-$("filters-clear").addEventListener("click", clearFilters);
-$("strength").addEventListener("input", () => {
-  state.strength = Number($("strength").value);
+$("filters").addEventListener("change", ({ target }) => {
+  if (target === $("names")) name(target.checked);
+  else if (target.dataset.control) set(steered({ ...state, ...typed() }, target.dataset.control, target.value, about.fields));
+  else set({ collapse: $("collapse").checked, rerank: $("rerank").checked });
+});
+
+/** Show the images' names, or not: of this browser, not of the address. */
+function name(on) {
+  results.classList.toggle("named", on);
+  $("names").checked = on;
+  if (on) localStorage.setItem(NAMES, "1");
+  else localStorage.removeItem(NAMES);
+}
+
+let menued = false;
+/** A menu for each field of texts with few values; asked for once the filters are looked at. */
+async function menus() {
+  if (menued) return;
+  menued = true;
+  for (const field of Object.keys(about.fields).filter((one) => about.fields[one] === "text" && one !== "name")) {
+    const { values, more } = await api.values(field).catch(() => ({ values: [], more: true })); // typing it works all the same
+    if (more || values.length < 2 || values.length > FEW) continue;
+    const label = document.createElement("label");
+    const menu = document.createElement("select");
+    menu.dataset.control = `=${field}`;
+    menu.append(new Option("Any", ""), ...values.map(([value, count]) => new Option(`${value} (${ordinal(count)})`, value)));
+    label.append(field, menu);
+    $("menus").append(label);
+  }
   reflect();
-  soon("replace");
-});
+}
+$("filters-clear").addEventListener("click", clearFilters);
+$("strength").addEventListener("input", () => slide(Number($("strength").value)));
 document.querySelectorAll("[name=view]").forEach((choice) => choice.addEventListener("change", () => set({ view: choice.value })));
 $("more").addEventListener("click", () => {
   if (wantsCompare()) k = Math.min(k + PAGE, MOST);
@@ -240,6 +302,7 @@ const keys = listen({
   results,
   actions: {
     help: openHelp,
+    names: () => name(!$("names").checked),
     compare: () => about.patch && set({ view: state.view === "compare" ? "after" : "compare" }),
     weaker: () => strengthen(-0.25),
     stronger: () => strengthen(0.25),
@@ -293,10 +356,11 @@ function introduce() {
   parts.push(about.patch ? `patch ${about.patch.name}` : "no patch");
   $("about").textContent = parts.join(" · ");
   $("about").title = about.name;
+  $("no-files").hidden = about.files || !about.count;
   $("mending").hidden = !about.patch;
   $("rerank-label").hidden = !about.patch?.corrects_scores;
   for (const label of document.querySelectorAll("#filters [data-field]")) label.hidden = !(label.dataset.field in about.fields) || (label.dataset.field === "folder" && !about.folders.length);
-  $("folder").replaceChildren(new Option("All folders", ""), ...about.folders.map(([name, count]) => new Option(`${name || "(top)"} (${ordinal(count)})`, name)));
+  $("folder").replaceChildren(new Option("All folders", ""), ...about.folders.filter(([name]) => name).map(([name, count]) => new Option(`${name} (${ordinal(count)})`, name)));
   document.querySelector(".range").style.setProperty("--fitted", (about.patch?.strength ?? 1) / 3);
   $("examples").replaceChildren(
     ...about.examples.map((example) => {
@@ -329,10 +393,11 @@ async function start() {
   }
   introduce();
   reflect();
-  if (filterCount(state) && !matchMedia("(max-width: 720px)").matches) $("filters-open").click();
+  if (filterCount(state, about.fields) && $("filters").hidden && !matchMedia("(max-width: 720px)").matches) $("filters-open").click();
   await ask({ keep: "no" });
 }
 
 theme($("theme"));
+name(localStorage.getItem(NAMES) !== null);
 if (!matchMedia("(hover: none)").matches) $("query").focus();
 start();

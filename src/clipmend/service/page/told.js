@@ -17,7 +17,7 @@ export function button(words, act) {
 }
 
 /** An error of the service, which begins in lower case as it does on a terminal. */
-export const sentence = (message) => message.replace(/^[a-z](?![\w]*:)/, (letter) => letter.toUpperCase());
+export const sentence = (message) => message.replace(/^[a-z](?!\w*(?::|[<>!=]|\.\d))/, (letter) => letter.toUpperCase());
 
 export function headline(answer) {
   const total = `${ordinal(answer.total)} ${answer.total === 1 ? "image" : "images"}`;
@@ -54,8 +54,8 @@ function condition({ field, op, value }, type) {
   return `${op === "under" ? "" : `${field} `}${(type === "time" ? READS_TIME : READS)[op] ?? op} ${shown}`;
 }
 
-/** How the service read a query of several parts: one chip for each. */
-export function understood(answer, fields) {
+/** How the service read a query of several parts: one chip for each; those of filters are buttons that remove(position) it. */
+export function understood(answer, fields, remove) {
   const chips = [];
   if (answer.terms.length > 1 || answer.terms.some((term) => term.weight !== 1)) {
     for (const { weight, kind, value } of answer.terms) {
@@ -64,7 +64,18 @@ export function understood(answer, fields) {
       chips.push(element("li", `chip ${weight < 0 ? "minus" : "plus"}`, `${weight < 0 ? "−" : "+"} ${size}${what}`));
     }
   }
-  for (const one of answer.where) chips.push(element("li", "chip where", condition(one, fields[one.field])));
+  for (const [position, one] of answer.where.entries()) {
+    const words = condition(one, fields[one.field]);
+    const chip = element("button", "chip where", words);
+    chip.type = "button";
+    chip.title = "Remove this filter";
+    chip.setAttribute("aria-label", `Remove the filter: ${words}`);
+    chip.addEventListener("click", () => remove(position));
+    chip.addEventListener("keydown", (event) => ["Delete", "Backspace"].includes(event.key) && remove(position));
+    const item = document.createElement("li");
+    item.append(chip);
+    chips.push(item);
+  }
   return chips;
 }
 
