@@ -9,16 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
+    "SceneGenerator": "sampling",
     "Score": "score",
     "ScoreDifference": "score",
+    "generation_prompts": "prompts",
+    "load_generator": "sampling",
     "negation_score": "score",
     "score_difference": "score",
 }
 
 if TYPE_CHECKING:
+    from clipmend.generation.prompts import generation_prompts
+    from clipmend.generation.sampling import SceneGenerator, load_generator
     from clipmend.generation.score import Score, ScoreDifference, negation_score, score_difference
 
-__all__ = ["Score", "ScoreDifference", "negation_score", "score_difference"]
+__all__ = [
+    "SceneGenerator",
+    "Score",
+    "ScoreDifference",
+    "generation_prompts",
+    "load_generator",
+    "negation_score",
+    "score_difference",
+]
 
 
 def __getattr__(name: str) -> Any:
