@@ -14,6 +14,7 @@ from clipmend.search import ImageIndex
 from clipmend.search.conditions import parse_time
 from clipmend.search.gallery import Condition, Item
 from clipmend.search.grammar import parse_query
+from clipmend.search.opening import open_gallery
 from clipmend.search.vector_tables import columns_of_table
 from search.fakes import DIM, FakeEncoder, colour_folder
 
@@ -104,3 +105,14 @@ def test_an_image_added_under_the_path_of_a_file_stays_itself(index: ImageIndex,
     assert [entry.id for entry in index.entries if entry.path == "a/000.png"] == [100]
     assert [entry.id for entry in index.entries if entry.path == "b/new.png"] == [101]
     assert len(index) == 7
+
+
+def test_infinity_and_endless_numbers_beside_an_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.eye(2, dtype=np.float32))
+    rows = [f'{{"id": "a", "far": 1e999, "long": 1{"0" * 400}}}', '{"id": "b", "far": 2.5, "long": null}']
+    (tmp_path / "x.ids.jsonl").write_text("\n".join(rows) + "\n")
+    gallery = open_gallery(tmp_path / "x.npy")
+    first, second = gallery.items([0, 1])
+    assert "far" not in first.fields
+    assert (first.fields["long"], second.fields["far"], "long" in second.fields) == ("1" + "0" * 400, 2.5, False)
+    assert gallery.count([Condition("far", ">", 0.0)]) == 1

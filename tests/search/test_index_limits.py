@@ -187,3 +187,11 @@ def test_a_lock_that_was_taken_away_holds_nothing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(ImageIndexError, match="run this again"), store.locked(tmp_path / "index"):
         raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("value", [1.5, 1e300, -3.0, 2.0**53])
+def test_numbers_that_are_no_whole_ones_are_kept(tmp_path: Path, value: float) -> None:
+    index, _ = filled(tmp_path / "index", 0)
+    index.add([Item(7, "a.png", {"width": value, "size": value})], np.ones((1, DIM)))
+    assert index.items([7])[0].fields == {"width": value, "size": value}
+    assert index.count([Condition("width", "=", value), Condition("size", "<=", value)]) == 1

@@ -139,7 +139,10 @@ def _text(item: Item, name: str) -> bytes | None:
 
 def _whole(item: Item, name: str) -> Any:
     value = item.fields.get(name)
-    return None if value is None else int(value)
+    if value is None:
+        return None
+    number = float(value)  # SQLite keeps what is no whole number, or too large for one, as it is
+    return int(number) if number.is_integer() and abs(number) < 1 << 63 else number
 
 
 def remove_items(database: Database, ids: Sequence[int]) -> int:

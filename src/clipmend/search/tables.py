@@ -62,12 +62,14 @@ class Numbers(Column):
     """Numbers, sizes or times.
 
     Args:
-        values: float64 ``[N]``; NaN where missing.
+        values: float64 ``[N]``; NaN (or infinity) where missing.
         type_: ``number``, ``size`` or ``time``.
     """
 
     def __init__(self, values: np.ndarray, type_: FieldType = "number") -> None:
-        self.values, self.type = np.asarray(values, np.float64), type_
+        values = np.asarray(values, np.float64)
+        # Infinity is no value of a field either: no index keeps it, and JSON cannot say it.
+        self.values, self.type = np.where(np.isinf(values), np.nan, values), type_
 
     def __len__(self) -> int:
         return len(self.values)

@@ -378,5 +378,8 @@ def _column_of(values: list[Any]) -> Column | None:
     if kinds <= {str}:
         return Texts(values)
     if kinds <= {int, float}:
-        return Numbers(np.asarray([np.nan if value is None else value for value in values], np.float64))
+        try:
+            return Numbers(np.asarray([np.nan if value is None else float(value) for value in values], np.float64))
+        except OverflowError:  # JSON's whole numbers have no end
+            return Texts(None if value is None else str(value) for value in values)
     return None
