@@ -121,6 +121,25 @@ def test_what_takes_too_long_is_told_so(start: Start, tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path) if line["level"] == "error"]
 
 
+def test_who_has_gone_is_not_worked_for(start: Start, tmp_path: Path) -> None:
+    """Clients that ask and leave at once: only what had begun is finished, 32 of them, and nobody waits for the others."""
+    _, url = start(seconds=0.1)
+    port, body = int(url.rpartition(":")[2]), b'{"query": "red"}'
+    head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for _ in range(150):
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(head + body)
+    began = time.monotonic()
+    assert ask(url, "red") == 200
+    assert time.monotonic() - began < 10  # of the 15 that all of them would take
+    until_pending(url, 0)
+    told = httpx.get(f"{url}/metrics").text
+    gone = int(float(re.search(r'clipmend_refused_total{reason="gone"} (\S+)', told).group(1)))  # type: ignore[union-attr]
+    assert gone >= 100
+    assert f'clipmend_requests_total{{method="POST",route="/search",status="499"}} {gone}.0' in told
+    assert not [line for line in lines(tmp_path) if line["level"] == "error"]
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_what_never_ends_is_left(start: Start, tmp_path: Path, sent: signal.Signals) -> None:
     """A forward pass of minutes: its client is told, and the process ends in time for whoever supervises it."""

@@ -23,7 +23,7 @@ from clipmend.search.searcher import Searcher
 from clipmend.service import errors, requests
 from clipmend.service.core import Service
 from clipmend.service.errors import ServiceError
-from clipmend.service.limits import BodyLimit, Crew
+from clipmend.service.limits import BodyLimit, Crew, Leaving
 from clipmend.service.logs import AccessLog
 from clipmend.service.metrics import CONTENT_TYPE, Metrics
 from clipmend.service.page_files import PageFile, api_page, page_files
@@ -121,6 +121,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     app.state.expire, app.state.busy = expire, busy
     errors.install(app)
     # The last one added is the outermost.
+    app.add_middleware(Leaving, metrics=metrics)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(AccessLog, metrics=metrics)

@@ -15,7 +15,7 @@ from clipmend.service.metrics import Metrics
 from clipmend.service.security import address_of
 from clipmend.service.settings import Settings
 
-__all__ = ["BodyLimit", "Crew"]
+__all__ = ["BodyLimit", "Crew", "Leaving"]
 
 Result = TypeVar("Result")
 
@@ -111,6 +111,58 @@ class BodyLimit:
 
     def _too_large(self, limit: int) -> ServiceError:
         return ServiceError(413, "too_large", f"the body is larger than {limit:,} bytes", headers={"Connection": "close"})
+
+
+class Leaving:
+    """Innermost: what a client asked for that has gone is not begun any more. Counted and logged with nginx's status 499."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        first, delivered, answering = await receive(), False, False
+
+        async def left() -> None:
+            message = first
+            while message["type"] == "http.request" and message.get("more_body", False):
+                message = await receive()  # a body where none is asked for
+            if (await receive())["type"] != "http.disconnect":
+                await asyncio.Event().wait()
+
+        leaving = asyncio.ensure_future(left())
+
+        async def replay() -> Message:
+            nonlocal delivered
+            if delivered:
+                await asyncio.shield(leaving)
+                return {"type": "http.disconnect"}
+            delivered = True
+            return first
+
+        async def passing(message: Message) -> None:
+            nonlocal answering
+            answering = True
+            await send(message)
+
+        work = asyncio.ensure_future(self._app(scope, replay, passing))
+        try:
+            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if work.done() or answering:
+                await work
+                return
+            work.cancel()
+            await asyncio.wait((work,))
+            if not work.cancelled():
+                await work  # it had an end of its own just then
+            elif not answering:
+                self._metrics.refused.labels("gone").inc()
+                await error_response(ServiceError(499, "gone", "the client has gone"))(scope, receive, send)
+        finally:
+            leaving.cancel()
+            work.cancel()
 
 
 class Crew:
