@@ -25,9 +25,9 @@ TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/java
 class Refusal(Exception):
     """An answer with an error's status."""
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request") -> None:
+    def __init__(self, status: int, message: str, kind: str = "invalid_request", param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
+        self.status, self.message, self.kind, self.param = status, message, kind, param
 
 
 @dataclass
@@ -41,6 +41,9 @@ class FakeService:
         failures: statuses and messages for the next searches, the first at once.
         hint: what the answers hint at.
         missing: ids without a thumbnail.
+        outside: ids whose file is a link to elsewhere, which is found when it is asked for.
+        files: whether it is known where the images are.
+        labels: values of a text field ``label`` with their counts; none: there is no such field.
         held: searches for this wait until the gate is open.
         gate: see ``held``.
         raw: what searches are answered with in place of an answer.
@@ -52,6 +55,9 @@ class FakeService:
     failures: list[tuple[int, str]] = field(default_factory=list)
     hint: str | None = None
     missing: frozenset[int] = frozenset()
+    outside: frozenset[int] = frozenset()
+    files: bool = True
+    labels: dict[str, int] = field(default_factory=dict)
     held: str = "\0"
     gate: threading.Event = field(default_factory=threading.Event)
     raw: bytes | None = None
@@ -69,7 +75,16 @@ class FakeService:
             "count": self.count,
             "model": "fake",
             "patch": self.patch,
-            "fields": {"folder": "folder", "name": "text", "date": "time", "size": "size", "width": "number", "height": "number"},
+            "files": self.files,
+            "fields": {
+                "folder": "folder",
+                "name": "text",
+                "date": "time",
+                "size": "size",
+                "width": "number",
+                "height": "number",
+                **({"label": "text"} if self.labels else {}),
+            },
             "folders": [["warm", self.count - half], ["cold", half]] if self.count else [],
             "examples": ["squares without blue", '"warm" - 0.5 "cold"', "folder:cold"],
             "embed_dim": 8,
@@ -78,6 +93,10 @@ class FakeService:
 
     def thumbnail(self, id: int) -> bytes:
         """``GET /thumbnails/ID``: PNG."""
+        if id in self.missing:
+            raise Refusal(404, f"there is no file of image {id} on this machine", "not_found")
+        if id in self.outside:
+            raise Refusal(404, f"the file of image {id} is a link to outside the indexed folder; it is not shown", "outside")
         return _square(id, self.count)
 
     def order(self, request: dict[str, Any], strength: float) -> list[int]:
@@ -100,7 +119,8 @@ class FakeService:
         after, before = self.order(request, strength), self.order(request, 0.0)
         now, then = ({id: rank for rank, id in enumerate(ids, 1)} for ids in (after, before))
         offset, k = request.get("offset", 0), request.get("k", 24)
-        bare = query.strip() and query.strip() != "folder:cold"
+        words = [word for word in query.split() if ":" not in word]
+        bare = bool(words)
 
         def hit(id: int, rank: int) -> dict[str, Any]:
             return {
@@ -122,7 +142,11 @@ class FakeService:
         answer: dict[str, Any] = {
             "query": query,
             "terms": [{"weight": 1.0, "kind": "text", "value": query}] if bare else [],
-            "where": [{"field": "folder", "op": "under", "value": "cold"}] if "folder:cold" in query else [],
+            "where": [
+                {"field": field, "op": "under" if field == "folder" else "=", "value": value}
+                for field, _, value in (word.partition(":") for word in query.split())
+                if value and field in ("folder", "label")
+            ],
             "total": len(after),
             "offset": offset,
             "exact": True,
@@ -141,7 +165,7 @@ class FakeService:
         try:
             Image.open(io.BytesIO(image)).load()
         except OSError:
-            raise Refusal(415, "the upload is not an image that can be opened") from None
+            raise Refusal(422, "“broken.png” is not an image that can be read", "invalid_image", "image") from None
         return self.search(request)
 
     def start(self, port: int = 0) -> str:
@@ -179,7 +203,8 @@ def _handler(service: FakeService) -> type[BaseHTTPRequestHandler]:
             try:
                 method(urlsplit(self.path).path)
             except Refusal as refusal:
-                self.json({"error": {"message": refusal.message, "type": refusal.kind}}, refusal.status)
+                param = {} if refusal.param is None else {"param": refusal.param}
+                self.json({"error": {"message": refusal.message, "type": refusal.kind, **param}}, refusal.status)
 
         def get(self, path: str) -> None:
             if path == "/":
@@ -190,6 +215,8 @@ def _handler(service: FakeService) -> type[BaseHTTPRequestHandler]:
                 self.authorise()
                 if path == "/api/about":
                     self.json(service.about())
+                elif path == "/api/values":
+                    self.json({"field": "label", "values": list(service.labels.items()), "more": False})
                 elif path.startswith(("/thumbnails/", "/images/")):
                     self.send(200, "image/png", service.thumbnail(int(path.rpartition("/")[2])))
                 else:

@@ -1,9 +1,11 @@
 // One image, large, with everything that is known of it and why it stands where it stands.
 
-import { original, thumbnail } from "./api.js";
+import { original, refusal, thumbnail } from "./api.js";
+import { sentence } from "./told.js";
 import { fileName, ordinal } from "./tiles.js";
 
 const $ = (id) => document.getElementById(id);
+const SHOWN = /\.(jpe?g|png|gif|webp|avif|bmp)$/i; // by browsers
 const score = (value) => (typeof value === "number" ? value.toFixed(4) : "–");
 
 function bytes(size) {
@@ -47,9 +49,7 @@ export class Detail {
       onLike(this.grid.hits[this.position].key, how);
     });
     this.dialog.addEventListener("close", () => onMove(this.grid, this.grid.hits[this.position].key));
-    $("detail-image").addEventListener("error", () => {
-      $("detail-image").alt = "No picture of this image can be shown.";
-    });
+    $("detail-image").addEventListener("error", () => this.unseen(this.grid.hits[this.position]));
   }
 
   open(grid, key, { fields, compared, ranked, depth }) {
@@ -75,7 +75,14 @@ export class Detail {
     const hit = this.grid.hits[this.position];
     const image = $("detail-image");
     image.alt = fileName(hit.path);
-    image.src = thumbnail(hit, 1024) ?? original(hit.key);
+    image.hidden = false;
+    $("detail-none").textContent = "";
+    $("detail-open").hidden = hit.thumbnail === null;
+    if (hit.thumbnail === null) this.unseen(hit);
+    else {
+      image.src = thumbnail(hit, 1024);
+      if (!SHOWN.test(hit.path)) this.check(hit);
+    }
     $("previous").disabled = this.position === 0;
     $("next").disabled = this.position === this.grid.hits.length - 1;
     $("detail-title").textContent = fileName(hit.path);
@@ -108,6 +115,21 @@ export class Detail {
     this.copies(hit);
   }
 
+  /** Say why there is no picture; a file that is not shown is not offered either. */
+  async unseen(hit) {
+    $("detail-image").hidden = true;
+    $("detail-open").hidden = true;
+    const why = await refusal(thumbnail(hit, 1024) ?? original(hit.key));
+    if (this.grid.hits[this.position] === hit) $("detail-none").textContent = sentence(why || "this image cannot be shown");
+  }
+
+  /** A file of a kind that browsers do not show has a thumbnail alone. */
+  async check(hit) {
+    $("detail-open").hidden = true;
+    const why = await refusal(original(hit.key));
+    if (this.grid.hits[this.position] === hit && $("detail-none").textContent === "") $("detail-open").hidden = why !== "";
+  }
+
   copies(hit) {
     const place = $("detail-copies");
     place.replaceChildren();
@@ -124,6 +146,7 @@ export class Detail {
       image.src = `thumbnails/${id}?size=128`;
       image.alt = `image ${id}`;
       image.loading = "lazy";
+      image.addEventListener("error", () => link.removeAttribute("href"), { once: true });
       link.append(image);
       place.append(link);
     }

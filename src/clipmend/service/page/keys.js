@@ -21,7 +21,7 @@ function neighbour(tiles, from, key) {
   return best;
 }
 
-/** actions: help(), compare(), weaker(), stronger(). */
+/** actions: help(), compare(), names(), weaker(), stronger(). */
 export function listen({ query, results, actions }) {
   const tiles = () => [...results.querySelectorAll(".pane:not([hidden]) .tile")];
 
@@ -59,6 +59,7 @@ export function listen({ query, results, actions }) {
       scrollTo({ top: 0 });
     } else if (key === "?") actions.help();
     else if (key === "c") actions.compare();
+    else if (key === "n") actions.names();
     else if (key === "[") actions.weaker();
     else if (key === "]") actions.stronger();
     else if (key === "Escape" && (tile || target === results)) query.focus();

@@ -59,7 +59,11 @@ function newTile(hit) {
     span.className = name;
     button.append(span);
   }
-  item.append(button);
+  const name = document.createElement("span");
+  name.className = "name";
+  name.ariaHidden = "true"; // the button says it
+  name.textContent = fileName(hit.path);
+  item.append(button, name);
   return item;
 }
 
