@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,4 +83,7 @@ class MemoryGallery(Gallery):
         return next((item.id for item in self._items.values() if item.path == path), None)
 
     def values(self, name: str, limit: int = 100) -> list[tuple[str, int]]:
-        raise NotImplementedError
+        if self.fields.get(name) not in ("text", "folder"):
+            raise GalleryError(f"no text field {name}")
+        counts = Counter(str(item.fields[name]) for item in self._items.values() if name in item.fields)
+        return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]

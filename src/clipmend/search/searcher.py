@@ -13,7 +13,9 @@ import numpy as np
 
 from clipmend.search.gallery import Gallery, GalleryError, Item
 from clipmend.search.grammar import Query, QueryError, Term, parse_query
+from clipmend.search.hints import nothing_hint
 from clipmend.search.order import Order, Page, ranks_in
+from clipmend.search.spelling import shown_as
 from clipmend.search.terms import Correction, combined
 
 if TYPE_CHECKING:
@@ -270,7 +272,7 @@ class Searcher:
         before = found(plain_page) if compare else []
         is_exact = ranking.exact and plain.exact
         seconds = time.perf_counter() - began
-        return Answer(query, hits, before, total, offset, is_exact, self._hint(query), seconds, depth)
+        return Answer(query, hits, before, total, offset, is_exact, self._hint(query, hits, total, offset), seconds, depth)
 
     def _encoder(self, strength: float | None, gate: bool | None) -> DualEncoder:
         """What embeds at this strength and gate; the plain encoder itself where that is what it comes to."""
@@ -304,7 +306,11 @@ class Searcher:
             )
         return active
 
-    def _hint(self, query: Query) -> str | None:
+    def _hint(self, query: Query, hits: list[Found], total: int, offset: int) -> str | None:
+        if not hits:
+            # With collapse there may be pages of images of which every one is a copy of an earlier one.
+            beyond = "no more images: what is left are copies of those before" if offset else None
+            return nothing_hint(self.gallery, query.where, total, offset) or beyond
         if self.mended is not None:
             return None
         from clipmend.search.query import negation_hint
@@ -326,15 +332,21 @@ class Searcher:
         return self.encoder.encode_images([source])[0].float().cpu().numpy()
 
     def _named(self, value: str) -> int:
-        """The id of ``like:VALUE``: an id if it is one that is there, else a path."""
-        if value.isdecimal() and len(value) <= 19 and int(value) < 1 << 63:
+        """The id of ``like:VALUE``: an image whose path is spelled so, else an id as it is written without zeros before it, else a
+        file, or a path as tables and answers show it.
+        """
+        found = self.gallery.find(value)
+        if found is not None and self.gallery.items([found])[0].path == value:
+            return found
+        if re.fullmatch("0|[1-9][0-9]{0,18}", value) and int(value) < 1 << 63:
             try:
                 self.gallery.vectors([int(value)])
             except GalleryError:
                 pass
             else:
                 return int(value)
-        found = self.gallery.find(value)
+        if found is None:
+            found = next((id_ for name in shown_as(value) if (id_ := self.gallery.find(name)) is not None), None)
         if found is None:
             raise QueryError(f"like:{value} is neither the id nor the path of an image in {self.gallery.name}")
         return found
@@ -365,7 +377,8 @@ def list_images(gallery: Gallery, query: Query, k: int = 20, offset: int = 0) ->
             break
     items = gallery.items(page) if page else []
     hits = [Found(item.id, item, gallery.file(item), rank, 0.0) for rank, item in enumerate(items, offset + 1)]
-    return Answer(query, hits, [], total, offset, True, None, time.perf_counter() - began, 0)
+    hint = None if hits else nothing_hint(gallery, query.where, total, offset)
+    return Answer(query, hits, [], total, offset, True, hint, time.perf_counter() - began, 0)
 
 
 def _check_page(k: int, offset: int) -> None:
