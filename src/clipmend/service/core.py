@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +14,11 @@ from PIL import Image
 
 from clipmend import __version__
 from clipmend.data.images import ImageError, open_image
+from clipmend.search.answers import answer_json
 from clipmend.search.conditions import check_conditions
 from clipmend.search.gallery import GalleryError
 from clipmend.search.grammar import Query, Term, parse_query
-from clipmend.search.searcher import Answer, Found, Searcher
+from clipmend.search.searcher import Found, Searcher
 from clipmend.service.batching import TextBatcher
 from clipmend.service.errors import ServiceError
 from clipmend.service.metrics import Metrics
@@ -143,7 +143,7 @@ class Service:
             raise ServiceError(422, "invalid_query", _plain(str(error)), "query") from error
         if self.settings.log_queries:
             log.info("query", extra={"data": {"query": request.query, "total": answer.total, "hits": len(answer.hits)}})
-        return self._answer(request, answer)
+        return answer_json(answer, request.query, _more)
 
     def embeddings(self, request: EmbeddingsRequest) -> dict[str, Any]:
         """Embed texts, in OpenAI's shape.
@@ -233,53 +233,9 @@ class Service:
             return sum(len(text.split()) for text in texts)
         return sum(len(ids) for ids in tower.tokenise(texts, "error").ids)
 
-    def _answer(self, request: SearchRequest, answer: Answer) -> dict[str, Any]:
-        query = answer.query
-        return {
-            "query": request.query,
-            "terms": [{"weight": term.weight, "kind": term.kind, "value": _plain(term.value)} for term in query.terms],
-            "where": [{"field": c.field, "op": c.op, "value": _value(c.value)} for c in query.where],
-            "total": answer.total,
-            "offset": answer.offset,
-            "exact": answer.exact,
-            "depth": answer.depth,
-            "hint": answer.hint,
-            "milliseconds": round(1000 * answer.seconds, 2),
-            "hits": [_hit(found) for found in answer.hits],
-            "before": [_hit(found) for found in answer.before],
-        }
 
-
-def _hit(found: Found) -> dict[str, Any]:
-    fields = found.item.fields
-    return {
-        "id": found.id,
-        "key": str(found.id),
-        "path": _plain(found.item.path),
-        "rank": found.rank,
-        "score": found.score,
-        "rank_before": found.rank_before,
-        "score_before": found.score_before,
-        "correction": found.correction,
-        "width": _whole(fields.get("width")),
-        "height": _whole(fields.get("height")),
-        "fields": {name: _value(value) for name, value in fields.items() if _is_told(value)},
-        "copies": list(found.copies),
-        "thumbnail": None if found.file is None else f"/thumbnails/{found.id}",
-    }
-
-
-def _is_told(value: object) -> bool:
-    """JSON has no NaN and no infinity."""
-    return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _value(value: str | float) -> str | float:
-    return _plain(value) if isinstance(value, str) else value
+def _more(found: Found) -> dict[str, Any]:
+    return {"thumbnail": None if found.file is None else f"/thumbnails/{found.id}"}
 
 
 def _plain(text: str) -> str:

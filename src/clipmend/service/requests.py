@@ -67,7 +67,7 @@ class SearchHit(BaseModel):
     key: str = Field(description="The id as text, for languages whose numbers are exact up to 2^53 only, such as JavaScript.")
     path: str
     rank: int | None
-    score: float | None
+    score: float | None = Field(description="Null where nothing was ranked, for a query of filters alone.")
     rank_before: int | None = Field(description="Rank without the patch; null beyond the depth that was looked at.")
     score_before: float | None
     correction: float | None = Field(description="What the patch's score correction added.")
@@ -86,7 +86,7 @@ class SearchAnswer(BaseModel):
     offset: int
     exact: bool
     depth: int = Field(description="How far ranks without the patch were looked at.")
-    hint: str | None
+    hint: str | None = Field(description="Advice: why nothing was found, or what would serve the query better.")
     milliseconds: float
     hits: list[SearchHit]
     before: list[SearchHit]
