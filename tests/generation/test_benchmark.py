@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -214,6 +216,22 @@ def test_pipelines_by_name(tmp_path: Path) -> None:
     tiny.sdxl().pipeline.save_pretrained(tmp_path / "sdxl")
     assert type(load_pipeline(str(tmp_path / "unclip"))).__name__ == "StableUnCLIPPipeline"
     assert type(load_pipeline(str(tmp_path / "sdxl"))).__name__ == "StableDiffusionXLPipeline"
+
+
+def test_without_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(ImportError, match=r"clipmend\[generate\]"):
+        load_pipeline("sdxl")
+
+
+def test_half_precision_carries_the_checked_patch(tmp_path: Path) -> None:
+    own = tiny.sdxl()
+    patch = own.patch()
+    report = run(own, tmp_path, patches={"own": patch}, seeds=(0,), dtype=torch.bfloat16, negative_prompt=False)
+    by = {(row.method, row.prompt): np.asarray(Image.open(row.image)) for row in report.rows}
+    assert own.encoder.dtype == torch.bfloat16
+    assert not np.array_equal(by["plain", 2], by["+ own", 2])
+    assert attachment_of(own.pipeline) is None
 
 
 def test_the_command(case: tiny.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

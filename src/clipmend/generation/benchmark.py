@@ -29,6 +29,7 @@ from clipmend.evaluation.judged import Judge
 from clipmend.generation.attach import patch_place, places
 from clipmend.generation.benchmark_report import GenerationReport, Row, write_generation_report
 from clipmend.generation.judges import load_image_judge
+from clipmend.negation.attach_twin import Override
 from clipmend.negation.patch import PeakPatch
 from clipmend.search.store import write_atomically
 
@@ -223,7 +224,7 @@ def _methods(
     for name, patch in loaded.items():
         place = patch_place(patch, pipe, None, allow_mismatch)
         patch.attach(pipe, strength=strength, gate=gate, allow_mismatch=allow_mismatch)
-        overrides = {key: value for key, value in vars(place.encoder).items() if type(value).__name__ == "_Method"}
+        overrides = {key: value for key, value in vars(place.encoder).items() if isinstance(value, Override)}
         patch.detach(pipe)
         shown = f"+ {name}" if strength == 1 else f"+ {name} (strength {strength:g})"
         facts = {**base, "patch": patch_digest(patch), "strength": strength, "gate": patch.config.gate if gate is None else gate}
