@@ -34,16 +34,24 @@ def test_makes_and_updates_an_index(checkpoint: str, tmp_path: Path) -> None:
     assert contents < good  # copies are embedded once
     assert f"{good} images ({contents} embedded, {good} added; {len(zoo) - good} skipped)" in first.output
     assert "skipped bomb.png: has 60000 x 60000 = 3,600,000,000 pixels, over the limit" in first.output
-    assert "more: " in first.output
+    assert "... and " in first.output
     index = ImageIndex.open(tmp_path / "index", verify=True)
     encoder = clipmend.load(checkpoint)
     index.check(encoder)
     assert index.backbone == checkpoint
     assert np.allclose(index.embeddings(), encoder.encode_images(index.paths).numpy(), atol=1e-5)
+    assert f"those skipped are listed in {tmp_path / 'index' / 'skipped.json'}" in first.output
     again = runner.invoke(app, command)
     assert again.exit_code == 0
-    assert f"({good} unchanged; " in again.output
+    assert f"({good} unchanged; {len(zoo) - good} skipped)" in again.output
+    assert "skipped.json" in again.output
     assert "embedded," not in again.output
+    assert "skipped bomb.png" not in again.output  # told before
+    (tmp_path / "a zoo" / "another broken one.jpg").write_bytes(b"no")
+    third = runner.invoke(app, command)
+    assert f"{len(zoo) - good + 1} skipped" in third.output
+    assert third.output.count("  skipped ") == 1
+    assert "skipped another broken one.jpg" in third.output
 
 
 def test_half_and_max_pixels(checkpoint: str, tmp_path: Path) -> None:
@@ -67,7 +75,8 @@ def test_mistakes_are_one_line(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x.txt").touch()
     cases = [
-        ([checkpoint, str(tmp_path / "nowhere"), "-o", str(tmp_path / "i")], "is not a folder"),
+        ([checkpoint, str(tmp_path / "nowhere"), "-o", str(tmp_path / "i")], "there is no folder"),
+        ([checkpoint, str(tmp_path / "full" / "x.txt"), "-o", str(tmp_path / "i")], "is a file, not a folder"),
         ([checkpoint, str(tmp_path / "empty"), "-o", str(tmp_path / "i")], "no image under"),
         ([checkpoint, str(tmp_path / "photos"), "-o", str(tmp_path / "full")], "not an image index and not empty"),
     ]
@@ -149,3 +158,74 @@ def test_without_a_folder_there_must_be_an_index(tmp_path: Path) -> None:
         app, ["index", "scenes", str(tmp_path), "-o", str(tmp_path / "i"), "--columns", str(tmp_path / "x.csv")]
     )
     assert "x.csv: no such file" in str(missing.exception)
+
+
+def test_a_run_with_nothing_to_embed_loads_no_model(checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = tmp_path / "photos"
+    colour_folder(photos, 4)
+    out = str(tmp_path / "index")
+    command = ["index", checkpoint, str(photos), "-o", out]
+    assert runner.invoke(app, command).exit_code == 0
+    loaded: list[str] = []
+
+    def refuse(model: str, device: str | None) -> None:
+        loaded.append(model)
+        raise OSError(f"loaded {model}")
+
+    monkeypatch.setattr("clipmend.cli.index.load_encoder", refuse)
+    first, second = sorted(photos.rglob("*.png"))[:2]
+    first.rename(photos / "moved.png")
+    second.unlink()
+    (tmp_path / "labels.csv").write_text("path,label\nmoved.png,cat\n")
+    result = runner.invoke(app, [*command, "--columns", str(tmp_path / "labels.csv")])
+    assert result.exit_code == 0, result.output
+    assert "(1 moved, 1 removed, 2 unchanged)" in result.output
+    assert "1 of 1 rows name an image" in result.output
+    assert loaded == []
+    other = runner.invoke(app, ["index", "another", str(photos), "-o", out])  # compared although nothing is to be embedded
+    assert "loaded another" in str(other.exception)
+    colour_folder(photos / "more", 2, seed=9)
+    new = runner.invoke(app, command)
+    assert f"loaded {checkpoint}" in str(new.exception)
+    assert loaded == ["another", checkpoint]
+    with ImageIndex.open(out, verify=True) as index:
+        assert len(index) == 3
+
+
+def test_a_checkpoint_that_was_replaced_is_found_before_it_embeds(checkpoint: str, tmp_path: Path) -> None:
+    import shutil
+
+    import torch
+
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint, model)
+    colour_folder(tmp_path / "photos", 3)
+    command = ["index", str(model), str(tmp_path / "photos"), "-o", str(tmp_path / "index")]
+    assert runner.invoke(app, command).exit_code == 0
+    torch.manual_seed(99)
+    tokenizer = clip_tokenizer()
+    other = clip_model(tokenizer)
+    with torch.no_grad():
+        other.visual_projection.weight.mul_(2).add_(0.01)
+    other.save_pretrained(model)
+    assert "3 unchanged" in runner.invoke(app, command).output  # its vectors are as good as they were
+    colour_folder(tmp_path / "photos" / "more", 2, seed=5)
+    result = runner.invoke(app, command)
+    assert "their vectors cannot be compared" in str(result.exception)
+    assert len(ImageIndex.open(tmp_path / "index", verify=True)) == 3
+
+
+def test_files_that_are_no_images_are_counted_by_ending(checkpoint: str, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    colour_folder(photos, 2)
+    for name in ("raw.cr2", "RAW2.CR2", "a/clip.mp4", "x.svg", "picture", ".hidden.txt", ".cache/y.txt"):
+        (photos / name).parent.mkdir(exist_ok=True)
+        (photos / name).touch()
+    command = ["index", checkpoint, str(photos), "-o", str(photos / "the.index")]
+    for _ in range(2):  # also where the index itself lies among them
+        result = runner.invoke(app, command)
+        assert "  5 other files passed over: .cr2 2, no ending 1, .mp4 1, .svg 1\n" in result.output
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "x.mp4").touch()
+    nothing = runner.invoke(app, ["index", checkpoint, str(tmp_path / "films"), "-o", str(tmp_path / "no.index")])
+    assert "1 other file passed over: .mp4 1" in str(nothing.exception)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from clipmend.cli.encoders import MAX_PIXELS_HELP, MODEL_HELP, load_encoder, pixel_limit
+
+if TYPE_CHECKING:
+    from clipmend.backbones import DualEncoder
 
 __all__ = ["register"]
 
@@ -64,12 +68,15 @@ def index(
     from rich.console import Console
 
     from clipmend.data.images import display_path
-    from clipmend.search import ImageIndex, ImageIndexError, build_index
+    from clipmend.search import ImageIndex, ImageIndexError, build_index, migrate, store
+    from clipmend.search.report import told_others
 
     chosen = list(folders or ())
     for folder in chosen:
+        if not folder.exists():
+            raise FileNotFoundError(f"there is no folder {display_path(folder)}; check how it is spelled, and from where")
         if not folder.is_dir():
-            raise NotADirectoryError(f"{display_path(folder)} is not a folder; give the folder of images")
+            raise NotADirectoryError(f"{display_path(folder)} is a file, not a folder; give the folder that holds the images")
     if columns is not None and not columns.is_file():
         raise FileNotFoundError(f"{display_path(columns)}: no such file")
     if verify or not chosen:
@@ -77,9 +84,14 @@ def index(
             chosen = chosen or list(opened.roots.values())
         if not chosen:
             raise ImageIndexError(f"the index {display_path(out)} is not of a folder; give one: clipmend index MODEL DIR -o INDEX")
-    encoder, _ = load_encoder(model, device)
+
+    def load() -> DualEncoder:
+        return load_encoder(model, device)[0]
+
+    # The model that made the index is loaded only if there is anything to embed; another is compared with it in any case.
+    same = store.exists(out) and migrate.current(out).backbone["name"] == model
     report = build_index(
-        encoder,
+        load if same or not store.exists(out) else load(),
         chosen,
         out,
         batch_size=batch_size,
@@ -90,10 +102,13 @@ def index(
         progress=True,
     )
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{display_path(out)}: {report}", markup=False)
-    for number, (path, reason) in enumerate(report.skipped.items()):
+    listed = f"; those skipped are listed in {display_path(out / 'skipped.json')}" if report.skipped else ""
+    console.print(f"{display_path(out)}: {report}{listed}", markup=False)
+    if report.others:
+        console.print(f"  {told_others(report.others)}", markup=False)
+    for number, (path, reason) in enumerate(report.newly_skipped.items()):
         if number == 5:
-            console.print(f"  ... and {len(report.skipped) - 5:,} more: {display_path(out / 'skipped.json')}", markup=False)
+            console.print(f"  ... and {len(report.newly_skipped) - 5:,} more", markup=False)
             break
         console.print(f"  skipped {display_path(path)}: {reason}", markup=False)
     if columns is not None:

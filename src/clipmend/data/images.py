@@ -391,13 +391,14 @@ def find_images(folder: str | os.PathLike[str], *, on_error: Callable[[Path, str
 
 
 def walk_images(
-    folder: str | os.PathLike[str], *, on_error: Callable[[Path, str], None]
+    folder: str | os.PathLike[str], *, on_error: Callable[[Path, str], None], on_other: Callable[[str], None] | None = None
 ) -> Iterator[tuple[str, os.stat_result | None]]:
     """The same files as :func:`find_images`, one after the other as they are come upon: folder by folder, in a fixed order.
 
     Args:
         folder: where to look.
         on_error: called with a path and a reason for each folder that cannot be listed.
+        on_other: called with the path of each file that is not hidden and whose name is not that of an image.
 
     Yields:
         Each file's path, and its status (of what a link leads to), ``None`` where it has none.
@@ -436,6 +437,8 @@ def walk_images(
                 (links if entry.is_symlink() else real).append(here / entry.name)
             elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
                 files.append(entry)
+            elif on_other is not None:
+                on_other(entry.path)
         for entry in reversed(files):
             try:
                 yield entry.path, entry.stat()

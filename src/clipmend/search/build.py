@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard, cast
 
+import numpy as np
 from PIL import Image
 
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, date_taken, display_path, open_image, walk_images
@@ -18,7 +22,7 @@ from clipmend.search import changes, migrate, store
 from clipmend.search.database import Connections, Database, raw
 from clipmend.search.embed import embed_stream, progress_bar, read_ahead
 from clipmend.search.maintain import maintain
-from clipmend.search.report import UpdateReport
+from clipmend.search.report import UpdateReport, told_others
 from clipmend.search.roots import Root, match_roots, read_roots
 from clipmend.search.store import ImageIndexError, Manifest
 from clipmend.search.writer import Content, Writer
@@ -30,6 +34,9 @@ __all__ = ["UpdateReport", "build_index"]
 
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _BATCH = 1024
+_MOST_ENDINGS = 1000
+_Key = tuple[bytes, "float | None"]
+_Keyed = tuple[_Key, Image.Image]
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class _Found:
 
 
 def build_index(
-    encoder: DualEncoder,
+    encoder: DualEncoder | Callable[[], DualEncoder],
     folder: Folders,
     directory: str | os.PathLike[str],
     *,
@@ -64,7 +71,8 @@ def build_index(
     does not grow with the number of files.
 
     Args:
-        encoder: any encoder with an image side (a mended one indexes exactly like its backbone).
+        encoder: any encoder with an image side (a mended one indexes exactly like its backbone); or a function that gives one. It
+            is called once, when an index is made or the first image is to be embedded: a run that embeds nothing needs no model.
         folder: the images, recursively (see :func:`clipmend.data.images.find_images`); one folder or several. The index is of these
             and no others: images of a folder that is no longer named leave it.
         directory: the index; created, or updated if it is one.
@@ -86,12 +94,15 @@ def build_index(
     started = time.perf_counter()
     directory = Path(directory)
     folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
-    if not encoder.fingerprint.image:
-        raise ValueError(f"{encoder.name} has no image side: it cannot index images")
+    ready = _ready(encoder)
+    if not _is_loader(encoder):  # there it is: no need to wait for the first image
+        made_by = ready()
+        if store.exists(directory):
+            check_same_encoder(directory, migrate.current(directory), made_by)
     match_roots([], folders, directory)  # whether they can be indexed at all, before anything is made
     _refuse_no_image(folders)
     made = [place for place in (directory, *directory.parents) if not place.exists()]  # the innermost first
-    start(directory, encoder, dtype)
+    start(directory, ready, dtype)
     with store.locked(directory):
         manifest = store.read_manifest(directory)
         database = Database(directory, manifest)
@@ -99,7 +110,7 @@ def build_index(
             run = _Run(database, manifest, folders, max_pixels)
             try:
                 run.look(progress)
-                run.read_and_embed(encoder, batch_size, workers, progress)
+                run.read_and_embed(ready, batch_size, workers, progress)
                 run.refuse_nothing(run.seen())
             except BaseException:
                 _save_what_is_done(run.writer)
@@ -118,6 +129,23 @@ def build_index(
     return replace(report, seconds=time.perf_counter() - started)
 
 
+def _is_loader(encoder: DualEncoder | Callable[[], DualEncoder]) -> TypeGuard[Callable[[], DualEncoder]]:
+    return callable(encoder) and not hasattr(encoder, "encode_images")
+
+
+def _ready(encoder: DualEncoder | Callable[[], DualEncoder]) -> Callable[[], DualEncoder]:
+    """Gives the encoder, loaded when it is first asked for."""
+
+    @cache
+    def ready() -> DualEncoder:
+        made = encoder() if _is_loader(encoder) else cast("DualEncoder", encoder)
+        if not made.fingerprint.image:
+            raise ValueError(f"{made.name} has no image side: it cannot index images")
+        return made
+
+    return ready
+
+
 class _Run:
     """One pass over the folders."""
 
@@ -130,6 +158,7 @@ class _Run:
         self.writer = Writer(database, manifest)
         self.committed = database.meta("committed")
         self.embedded = 0
+        self.others: Counter[str] = Counter()
         self.contents = Connections(database.directory)
         self.given = dict(zip([root.id for root in self.roots], [root.path for root in self.roots], strict=True))
         for folder in folders:  # as they were given, for messages and for the paths that are opened
@@ -159,7 +188,19 @@ class _Run:
             size, mtime_ns = (None, None) if status is None else (status.st_size, status.st_mtime_ns)
             return path_bytes, root.id, folder, name, size, mtime_ns, changes.TODO, None
 
-        for text, status in walk_images(base, on_error=lambda path, reason: failed.append((path, reason))):
+        own = os.path.realpath(self.database.directory)
+
+        @lru_cache(maxsize=1)  # the files of a folder come one after the other
+        def is_own(folder: str) -> bool:
+            return os.path.realpath(folder) == own
+
+        def other(path: str) -> None:
+            folder, name = os.path.split(path)
+            if not is_own(folder):
+                ending = os.path.splitext(name)[1].lower()
+                self.others[ending if ending in self.others or len(self.others) < _MOST_ENDINGS else ".*"] += 1
+
+        for text, status in walk_images(base, on_error=lambda path, reason: failed.append((path, reason)), on_other=other):
             advance()
             yield row(Path(text), status)
             while failed:
@@ -195,8 +236,8 @@ class _Run:
             return better.reason
         return f"cannot be read ({error.strerror or error})"
 
-    def read_and_embed(self, encoder: DualEncoder, batch_size: int, workers: int | None, progress: bool) -> None:
-        """Read what is new or touched, and embed the contents that are not known."""
+    def read_and_embed(self, ready: Callable[[], DualEncoder], batch_size: int, workers: int | None, progress: bool) -> None:
+        """Read what is new or touched, and embed the contents that are not known; only then the encoder is needed."""
         database = self.database
         prefixes = {root.id: len(raw(root.prefix)) for root in self.roots}
         waiting: list[tuple[object, ...]] = []
@@ -211,7 +252,7 @@ class _Run:
             for number, root, path in changes.todo(database):
                 yield number, self.given[root] / os.fsdecode(raw(path)[prefixes[root] :])
 
-        def to_embed(advance: Callable[[], None]) -> Generator[tuple[tuple[bytes, float | None], Image.Image], None, None]:
+        def to_embed(advance: Callable[[], None]) -> Generator[_Keyed, None, None]:
             for found in read_ahead(self.read, files(), workers):
                 advance()
                 state = changes.BAD if found.error else changes.READ
@@ -221,12 +262,18 @@ class _Run:
                 if found.image is not None and self.writer.ask(found.sha256):
                     yield (found.sha256, date_taken(found.image)), found.image
 
+        def embed(first: _Keyed, others: Iterator[_Keyed]) -> Iterator[tuple[_Key, tuple[int, int], np.ndarray | str]]:
+            encoder = ready()
+            check_same_encoder(database.directory, self.writer.manifest, encoder)
+            return embed_stream(encoder, chain([first], others), batch_size)
+
         try:
             with (
                 progress_bar("Indexing", changes.count(database, changes.TODO), progress) as advance,
                 closing(to_embed(advance)) as images,  # its threads end before their connections do
             ):
-                for (sha256, taken), (width, height), vector in embed_stream(encoder, images, batch_size):
+                first = next(images, None)
+                for (sha256, taken), (width, height), vector in () if first is None else embed(first, images):
                     if isinstance(vector, str):
                         with database.scratch():
                             database.execute("INSERT OR IGNORE INTO temp.refused VALUES(?, ?)", (sha256, raw(vector)))
@@ -265,6 +312,10 @@ class _Run:
         """Write what changed, in one transaction."""
         database = self.database
         skipped = changes.skipped(database)
+        try:
+            before = store.read_skipped(directory)
+        except ImageIndexError:  # damaged: written again here
+            before = {}
         store.write_skipped(directory, skipped)
         resumed = database.one(
             "SELECT count(DISTINCT seen.sha256) FROM temp.seen JOIN contents ON contents.sha256 = seen.sha256"
@@ -283,6 +334,8 @@ class _Run:
             unchanged=counts.unchanged,
             skipped=skipped,
             seconds=time.perf_counter() - started,
+            newly_skipped={path: reason for path, reason in skipped.items() if before.get(path) != reason},
+            others=dict(self.others),
         )
 
 
@@ -292,10 +345,16 @@ def _told(folders: Sequence[str | os.PathLike[str]]) -> str:
 
 def _refuse_no_image(folders: Sequence[str | os.PathLike[str]]) -> None:
     """Refuse folders without any file that could be an image, before anything is made; the walk ends at the first one."""
+    others: Counter[str] = Counter()
     for folder in folders:
-        if next(walk_images(folder, on_error=lambda path, reason: None), None) is not None:
+
+        def other(path: str) -> None:
+            others[os.path.splitext(path)[1].lower()] += 1
+
+        if next(walk_images(folder, on_error=lambda path, reason: None, on_other=other), None) is not None:
             return
-    raise ValueError(f"no image under {_told(folders)} (looked for names like .jpg, .png, .webp); an index is left as it is")
+    looked = "looked for names like .jpg, .png, .webp" + (f"; {told_others(others)}" if others else "")
+    raise ValueError(f"no image under {_told(folders)} ({looked}); an index is left as it is")
 
 
 def _save_what_is_done(writer: Writer) -> None:
@@ -306,14 +365,10 @@ def _save_what_is_done(writer: Writer) -> None:
         return
 
 
-def start(directory: Path, encoder: DualEncoder, dtype: str | None) -> Manifest:
-    """The manifest of the index in ``directory``; a first, empty one is made where there is none."""
-    from clipmend.negation.mended import Mended
-
-    backbone = encoder.encoder if isinstance(encoder, Mended) else encoder  # the index is the backbone's: its name is what to load
+def start(directory: Path, ready: Callable[[], DualEncoder], dtype: str | None) -> Manifest:
+    """The manifest of the index in ``directory``; a first, empty one is made where there is none, which takes the encoder."""
     if store.exists(directory):
         manifest = migrate.current(directory)
-        check_same_encoder(directory, manifest, encoder)
         if dtype not in (None, "float32", "float16"):
             raise ValueError(f"dtype must be 'float32' or 'float16' (got {dtype!r})")
         if dtype not in (None, manifest.dtype):
@@ -321,6 +376,10 @@ def start(directory: Path, encoder: DualEncoder, dtype: str | None) -> Manifest:
                 f"the index {display_path(directory)} stores {manifest.dtype}, not {dtype}; make a new one for that"
             )
         return manifest
+    from clipmend.negation.mended import Mended
+
+    encoder = ready()
+    backbone = encoder.encoder if isinstance(encoder, Mended) else encoder  # the index is the backbone's: its name is what to load
     return create(directory, str(backbone.name), encoder.fingerprint.image, encoder.embed_dim, dtype or "float32")
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-__all__ = ["UpdateReport"]
+from clipmend.data.images import display_path
+
+__all__ = ["UpdateReport", "told_others"]
+
+_MOST_ENDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,9 @@ class UpdateReport:
         unchanged: paths whose content is the same as before.
         skipped: path (relative to the root) and reason of every file that cannot be searched.
         seconds: time taken.
+        newly_skipped: those of ``skipped`` that the run before did not skip, or for another reason.
+        others: how many files were passed over because their names are not those of images, by ending (lower case, with its dot;
+            empty for none). Hidden files and the index's own do not count.
     """
 
     count: int
@@ -34,6 +42,8 @@ class UpdateReport:
     unchanged: int
     skipped: dict[str, str]
     seconds: float
+    newly_skipped: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -47,3 +57,15 @@ class UpdateReport:
         return (
             f"{self.count:,} images ({told or 'nothing to do'}{skipped}) in {self.seconds:.1f} s, {self.rate:.0f} embedded a second"
         )
+
+
+def told_others(others: Mapping[str, int]) -> str:
+    """``4 other files passed over: .cr2 2, .mp4 1, no ending 1``; empty for none."""
+    total = sum(others.values())
+    if not total:
+        return ""
+    ordered = sorted(others.items(), key=lambda item: (-item[1], item[0]))
+    told = [f"{display_path(ending) if ending else 'no ending'} {number:,}" for ending, number in ordered[:_MOST_ENDINGS]]
+    if len(ordered) > _MOST_ENDINGS:
+        told.append(f"of other endings {sum(number for _, number in ordered[_MOST_ENDINGS:]):,}")
+    return f"{total:,} other file{'s' * (total != 1)} passed over: {', '.join(told)}"
