@@ -134,7 +134,7 @@ def test_several_folders_columns_verify_and_the_graph(checkpoint: str, tmp_path:
     result = runner.invoke(app, [*command, "--columns", str(tmp_path / "labels.csv"), "--approximate"])
     assert result.exit_code == 0, result.output
     assert "8 images" in result.output
-    assert "1 of 1 rows name an image; fields: label (text)" in result.output
+    assert "1 of 1 rows name an image; label: text" in result.output
     assert (tmp_path / "index" / "nearest.json").is_file()
     with ImageIndex.open(out) as index:
         assert list(index.roots) == ["photos", "scans"]
@@ -229,3 +229,49 @@ def test_files_that_are_no_images_are_counted_by_ending(checkpoint: str, tmp_pat
     (tmp_path / "films" / "x.mp4").touch()
     nothing = runner.invoke(app, ["index", checkpoint, str(tmp_path / "films"), "-o", str(tmp_path / "no.index")])
     assert "1 other file passed over: .mp4 1" in str(nothing.exception)
+
+
+def test_a_table_is_checked_before_any_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colour_folder(tmp_path / "photos", 2)
+
+    def refuse(model: str, device: str | None) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("clipmend.cli.index.load_encoder", refuse)
+    table = tmp_path / "labels.csv"
+    cases = [
+        ("file,label\na/000.png,cat\n", [], "no column 'path' to name the image; it has file, label. Say which column does: --key"),
+        ("path;label\na/000.png;cat\n", [], "separated by something else"),
+        ("", [], "the file is empty"),
+        ("path,label\na/000.png,cat\nb\n", [], "line 3: 1 fields where the header names 2"),
+        ("path,width\na/000.png,3\n", [], "a field 'width' already"),
+        ("path,n\na/000.png,x\n", ["--type", "n:number"], "n is 'x', which is no number"),
+        ("path,n\na/000.png,x\n", ["--type", "n"], "write COLUMN:TYPE"),
+        ("path,n\na/000.png,x\n", ["--type", "n:colour"], "write COLUMN:TYPE"),
+    ]
+    command = ["index", "scenes", str(tmp_path / "photos"), "-o", str(tmp_path / "index")]
+    for text, options, message in cases:
+        table.write_text(text)
+        result = runner.invoke(app, [*command, "--columns", str(table), *options])
+        assert isinstance(result.exception, ValueError), (text, result.exception)
+        assert message in str(result.exception)
+    alone = runner.invoke(app, [*command, "--type", "n:text"])
+    assert "needs --columns" in str(alone.exception)
+    assert not (tmp_path / "index").exists()
+
+
+def test_types_of_columns_are_told_and_can_be_stated(checkpoint: str, tmp_path: Path) -> None:
+    colour_folder(tmp_path / "photos", 2)
+    (tmp_path / "labels.csv").write_text("path,taken,a:b\na/000.png,2024-05-01,2024-05-01\n")
+    command = [
+        "index",
+        checkpoint,
+        str(tmp_path / "photos"),
+        "-o",
+        str(tmp_path / "index"),
+        "--columns",
+        str(tmp_path / "labels.csv"),
+    ]
+    result = runner.invoke(app, [*command, "--type", "a:b:text"])
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 rows name an image; taken: time, a:b: text" in result.output

@@ -10,7 +10,10 @@ import typer
 from clipmend.cli.encoders import MAX_PIXELS_HELP, MODEL_HELP, load_encoder, pixel_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clipmend.backbones import DualEncoder
+    from clipmend.search.gallery import FieldType
 
 __all__ = ["register"]
 
@@ -56,6 +59,13 @@ def index(
         help="Also take fields to filter by from a table: .csv, .tsv, .jsonl or .parquet, one row an image.",
     ),
     key: str = typer.Option("path", "--key", help="With --columns: the column that names the image."),
+    types: list[str] | None = typer.Option(
+        None,
+        "--type",
+        metavar="COLUMN:TYPE",
+        help="With --columns: what a column is to be taken for (text, number, time), where its values do not say; repeatable.",
+        show_default=False,
+    ),
     verify: bool = typer.Option(False, "--verify", help="First read the whole index and compare it with its digests."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Threads that read images; default: one a core, at most 8."),
     device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
@@ -69,6 +79,7 @@ def index(
 
     from clipmend.data.images import display_path
     from clipmend.search import ImageIndex, ImageIndexError, build_index, migrate, store
+    from clipmend.search.columns import look_at
     from clipmend.search.report import told_others
 
     chosen = list(folders or ())
@@ -77,8 +88,13 @@ def index(
             raise FileNotFoundError(f"there is no folder {display_path(folder)}; check how it is spelled, and from where")
         if not folder.is_dir():
             raise NotADirectoryError(f"{display_path(folder)} is a file, not a folder; give the folder that holds the images")
-    if columns is not None and not columns.is_file():
-        raise FileNotFoundError(f"{display_path(columns)}: no such file")
+    stated = _types(types or ())
+    if columns is not None:
+        if not columns.is_file():
+            raise FileNotFoundError(f"{display_path(columns)}: no such file")
+        look_at(columns, key, stated)  # before hours of embedding
+    elif stated:
+        raise ValueError("--type says what columns are taken for, and needs --columns TABLE")
     if verify or not chosen:
         with ImageIndex.open(out, verify=verify) as opened:
             chosen = chosen or list(opened.roots.values())
@@ -101,7 +117,7 @@ def index(
         approximate=approximate,
         progress=True,
     )
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     listed = f"; those skipped are listed in {display_path(out / 'skipped.json')}" if report.skipped else ""
     console.print(f"{display_path(out)}: {report}{listed}", markup=False)
     if report.others:
@@ -113,4 +129,15 @@ def index(
         console.print(f"  skipped {display_path(path)}: {reason}", markup=False)
     if columns is not None:
         with ImageIndex.open(out) as opened:
-            console.print(f"{display_path(columns)}: {opened.import_columns(columns, key)}", markup=False)
+            console.print(f"{display_path(columns)}: {opened.import_columns(columns, key, stated)}", markup=False)
+
+
+def _types(stated: Sequence[str]) -> dict[str, FieldType]:
+    """``COLUMN:TYPE`` as given; the last colon parts them."""
+    types: dict[str, FieldType] = {}
+    for text in stated:
+        name, _, type_ = text.rpartition(":")
+        if not name or type_ not in ("text", "number", "time"):
+            raise ValueError(f"--type {text}: write COLUMN:TYPE, where TYPE is text, number or time")
+        types[name] = type_  # type: ignore[assignment]
+    return types

@@ -41,6 +41,8 @@ class ImageIndex(IndexReader, WritableGallery):
         entries: the images, sorted by path; a *position* is an index into this. Read from the disk as they are asked for.
         root: the folder the paths are relative to; of several folders, the one that holds them all.
         roots: the folders, by name.
+        images: the folder that the paths start from instead, of an index whose images came from elsewhere or lie elsewhere on this
+            machine; ``None``: the folders are where the index says. With several folders it holds them by name.
 
     Example::
 
@@ -215,8 +217,10 @@ class ImageIndex(IndexReader, WritableGallery):
         self._edited = False
         self._manifest = store.read_manifest(self.directory)
 
-    def import_columns(self, table: str | os.PathLike[str], key: str = "path") -> ImportReport:
+    def import_columns(
+        self, table: str | os.PathLike[str], key: str = "path", types: Mapping[str, FieldType] | None = None
+    ) -> ImportReport:
         """Add fields from a table; see :func:`clipmend.search.columns.import_columns`."""
         _ = self._snapshot  # read before the edit, which looks up images in it
-        report: ImportReport = self._edit(lambda database: import_columns(database, self, table, key))
+        report: ImportReport = self._edit(lambda database: import_columns(database, self, table, key, types))
         return report
