@@ -44,8 +44,8 @@ def open_gallery(
         spec: what to open; a gallery is given back as it is.
         model: the encoder that made the vectors, or its name, where the gallery does not say. An encoder is compared with what the
             gallery says (:meth:`Gallery.check`), a name only where the gallery has one.
-        options: of the kind: ``images`` (folder of the images; all but an index), ``skip_bad`` (arrays), ``vector_column``
-            (Parquet), ``vector``, ``path_key``, ``hnsw_ef``, ``exact``, ``timeout`` (Qdrant).
+        options: of the kind: ``images`` (folder of the images; of an index: in place of the folders that it knows), ``skip_bad``
+            (arrays), ``vector_column`` (Parquet), ``vector``, ``path_key``, ``hnsw_ef``, ``exact``, ``timeout`` (Qdrant).
 
     Raises:
         GalleryError: nothing of the kind, damage, another encoder than ``model``.
@@ -159,9 +159,13 @@ def _open_folder(path: Path, options: dict[str, Any]) -> Gallery:
         )
     from clipmend.search.index import ImageIndex
 
+    images = options.pop("images", None)
     if options:
         raise TypeError(f"an index takes no option {next(iter(options))!r}")
-    return ImageIndex.open(path)
+    index = ImageIndex.open(path)
+    if images is not None:
+        index.images = Path(images)
+    return index
 
 
 def _tell(gallery: Gallery, model: str | DualEncoder) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from clipmend.data.images import display_path
 from clipmend.search import migrate, store
+from clipmend.search.arrays import file_within, known_path
 from clipmend.search.build import check_same_encoder
 from clipmend.search.database import Connections, raw, where_sql
 from clipmend.search.exact import CHUNK, Layout, top_k
@@ -38,6 +39,7 @@ class IndexReader(Gallery):
     def __init__(self, directory: Path, *, verify: bool = False) -> None:
         self.directory = directory
         self.name = f"the index {display_path(directory)}"
+        self.images: Path | None = None
         self._manifest = migrate.current(directory)
         self._connections = Connections(directory)
         self._lock = threading.RLock()
@@ -123,6 +125,8 @@ class IndexReader(Gallery):
         return self._path(self.entries[int(position)].path)
 
     def _path(self, spelled: str) -> Path:
+        if self.images is not None:
+            return self.images / spelled
         for root in self._snapshot.roots:
             if spelled.startswith(root.prefix):
                 return root.path / spelled[len(root.prefix) :]
@@ -318,6 +322,8 @@ class IndexReader(Gallery):
         return [found[id_] for id_ in wanted]
 
     def file(self, item: Item) -> Path | None:
+        if self.images is not None:
+            return file_within(self.images, item.path)
         rows = self._connections.rows("SELECT root, path FROM images WHERE id = ?", (item.id,))
         root = next((root for root in self._snapshot.roots if rows and root.id == rows[0][0]), None)
         if root is None or not rows[0][1].startswith(root.prefix):
@@ -346,6 +352,9 @@ class IndexReader(Gallery):
         """The path as it is, and as that of a file under one of the folders."""
         yield path
         if "\0" in path:
+            return
+        if self.images is not None:
+            yield from known_path(self.images, path)[1:]
             return
         place = os.path.abspath(path)
         for candidate in dict.fromkeys((Path(place), Path(os.path.realpath(place)))):
