@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -64,8 +65,10 @@ def main() -> None:
     """Run the command line.
 
     What the library refuses is one clear line on standard error and exit status 1. What no command was run for (an unknown option,
-    a number out of its range, a missing argument) is Click's: its usage message and exit status 2.
+    a number out of its range, a missing argument) is Click's: its usage message and exit status 2. What Python warns of is one
+    line, without the place in the code, which says nothing to who runs a command.
     """
+    warnings.showwarning = _warn
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
@@ -73,6 +76,13 @@ def main() -> None:
 
         Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(f"[bold red]error:[/] {_escaped(error)}")
         sys.exit(1)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    console.print(f"warning: {' '.join(str(message).split())}", style="yellow", markup=False)
 
 
 def _escaped(error: BaseException) -> str:
