@@ -13,6 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -62,6 +63,39 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'clipmend[serve]'" in refusal("no.index")
 
 
+def test_vectors_of_unknown_files_are_told_so(tmp_path: Path) -> None:
+    """The banner on standard output; on standard error JSON lines, warnings too, and one line about the files."""
+    np.save(tmp_path / "own.npy", 3 * np.eye(384, dtype=np.float32)[:5])
+    program = [sys.executable, "-c", "from clipmend.cli import main; main()"]
+    arguments = ["serve", "own.npy", "--model", "scenes", "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLIPMEND_TOKEN": ""}
+    with open(tmp_path / "log", "wb") as log:
+        served = subprocess.Popen(
+            [*program, *arguments], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert served.stdout is not None
+        banner = served.stdout.readline()
+        said = re.search(r"5 images by scenes: (http://127\.0\.0\.1:\d+/) ", banner)
+        assert said, banner + (tmp_path / "log").read_text()
+        with urllib.request.urlopen(said[1] + "api/about") as answer:
+            assert json.load(answer)["files"] is False
+        served.send_signal(signal.SIGINT)
+        assert served.wait(30) == 0
+    finally:
+        served.kill()
+        served.wait()
+        served.stdout.close()  # type: ignore[union-attr]
+    lines = (tmp_path / "log").read_text().splitlines()
+    plain = [line for line in lines if not line.startswith("{")]
+    assert plain == ["warning: it is not known where these images are: name their folder with --images DIR"]
+    told = [json.loads(line) for line in lines if line not in plain]
+    assert [line["event"] for line in told if line.get("warning") == "UnnormalisedWarning"] == [
+        "own.npy: 5 of 5 vectors are not of length 1 (from 3 to 3); they are normalised here"
+    ]
+    assert any(line.get("path") == "/api/about" for line in told)
+
+
 def test_from_a_folder_to_a_search(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     for number, scene in enumerate(make_scenes(12, 5, "test")):
@@ -75,7 +109,8 @@ def test_from_a_folder_to_a_search(tmp_path: Path) -> None:
             [*program, "serve", "my.index", "--patch", "scenes", "--port", "0", "--example", "no cat"],
             cwd=tmp_path,
             env=environment,
-            stderr=file,
+            stdout=file,
+            stderr=open(tmp_path / "errors", "wb"),  # noqa: SIM115 (the process's)
         )
     try:
         deadline = time.monotonic() + 200
@@ -99,6 +134,8 @@ def test_from_a_folder_to_a_search(tmp_path: Path) -> None:
         served.send_signal(signal.SIGINT)
         assert served.wait(30) == 0
         assert log.read_text().rstrip().endswith("ended")
+        errors = (tmp_path / "errors").read_text()
+        assert {"event", "level", "time"} <= set.intersection(*(set(json.loads(line)) for line in errors.splitlines()))
     finally:
         served.kill()
         served.wait()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,13 @@ from tests.search.fakes import FakeEncoder, FakeMended
 from tests.search.memory_gallery import MemoryGallery
 from tests.service.fake_service import PictureGallery, SlowEncoder, searcher_of, unit
 
-from clipmend.search.gallery import GalleryError, Item
+from clipmend.data.images import display_path
+from clipmend.search.arrays import UnnormalisedWarning
+from clipmend.search.gallery import BASE_FIELDS, GalleryError, Item
 from clipmend.search.searcher import Searcher
 from clipmend.service import Settings, create_app
-from clipmend.service.requests import About, EmbeddingsAnswer, Models, SearchAnswer
+from clipmend.service.core import knows_files
+from clipmend.service.requests import About, EmbeddingsAnswer, Models, SearchAnswer, Values
 
 URL = "http://localhost"
 
@@ -124,7 +130,8 @@ def test_strength_nought_is_the_backbones_order(client: TestClient) -> None:
 
 
 def test_a_negation_without_a_patch_gets_a_hint(plain: TestClient) -> None:
-    assert "patch" in search(plain, query="a street with no car")["hint"]
+    hint = search(plain, query="a street with no car")["hint"]
+    assert hint.endswith("start the service with a patch: clipmend serve INDEX --patch PATCH")  # and no option without its command
     assert search(plain, query="a street")["hint"] is None
     refused(plain.post("/search", json={"query": "red", "strength": 2}), 422, "invalid_query")
     refused(plain.post("/search", json={"query": "red", "rerank": 10}), 422, "invalid_query")
@@ -199,6 +206,17 @@ def test_an_image_alone_finds_itself(client: TestClient, folder: Path) -> None:
         assert found["terms"] == [{"weight": 1.0, "kind": "image", "value": "upload"}]
 
 
+def test_an_upload_that_is_no_image_is_called_by_its_name(client: TestClient) -> None:
+    for name in ("my cat.png", "\u202egnp.exe", "a" * 500):
+        message = refused(send(client, b"no image at all", name=name), 422, "invalid_image")["message"]
+        assert message.endswith("” is not an image that can be read")
+        assert message.isprintable()
+        assert len(message) < 200
+        assert "b'" not in message
+    assert message.startswith("“aaaa")
+    assert "starts as a PNG does" in refused(send(client, b"\x89PNG\r\n\x1a\n"), 422)["message"]
+
+
 def test_an_image_with_words_and_filters(client: TestClient, folder: Path) -> None:
     image = (folder / "b/004.png").read_bytes()
     assert send(client, image, {"query": "folder:c", "k": 50}).json()["total"] == 10
@@ -223,6 +241,19 @@ def test_a_query_opens_no_file_and_fetches_nothing(client: TestClient, folder: P
         refused(client.post("/search", json={"query": f'image:"{value}"'}), 422, "invalid_query")
     with pytest.raises(ValueError, match="files=False"):
         create_app(Searcher(PictureGallery.of(folder), FakeEncoder()))
+
+
+@pytest.mark.parametrize("address", ["http://localhost/x.png", "HTTPS://a.example/x", "file:///etc/passwd"])
+def test_an_address_in_a_query_is_never_fetched(client: TestClient, address: str) -> None:
+    error = refused(client.post("/search", json={"query": f'image:"{address}"'}), 422, "invalid_query")
+    never = "is an address, and addresses are never fetched: send the image itself to /search/image"
+    assert error["message"] == f"image:{address} {never}"
+
+
+def test_a_wrong_method_is_told_the_right_one(client: TestClient) -> None:
+    answer = client.get("/search?query=red")
+    assert refused(answer, 405)["message"] == "this address does not take this method: send the request by POST"
+    assert answer.headers["allow"] == "POST"
 
 
 # ---- embeddings
@@ -299,6 +330,7 @@ def test_of_several_shapes_the_error_is_about_the_one_that_was_meant(client: Tes
     error = refused(client.post("/v1/embeddings", json={"input": input, "model": "fake"}), 422)
     assert error["message"].startswith(words)
     assert error["param"].startswith("input")
+    assert ("check_embedding_ctx_length=False" in error["message"]) == ("token ids" in words)
 
 
 def test_a_text_that_is_too_long_is_found_out_before_it_is_embedded(tmp_path: Path) -> None:
@@ -345,7 +377,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     with TestClient(create_app(searcher_of(tmp_path), settings), base_url=URL) as client:
         about = client.get("/api/about")
         assert about.status_code == 200
-        assert about.json()["model"] == "m\\udcff"
+        assert about.json()["model"] == "m\\xff"
         assert client.get("/models").status_code == 200
         for path in ("/openapi.json", "/docs"):
             assert client.get(path).status_code == 200
@@ -370,6 +402,54 @@ def test_about(client: TestClient, plain: TestClient) -> None:
     assert sorted(about["folders"]) == [["a", 10], ["b", 10], ["c", 10]]
     assert about["fields"]["date"] == "time"
     assert plain.get("/api/about").json()["patch"] is None
+
+
+def test_values_of_a_field(client: TestClient) -> None:
+    answer = client.get("/api/values?field=folder").json()
+    Values.model_validate(answer)
+    assert answer["field"] == "folder"
+    assert sorted(answer["values"]) == [["a", 10], ["b", 10], ["c", 10]]
+    assert answer["more"] is False
+    for field in ("date", "nonsense", ""):
+        error = refused(client.get("/api/values", params={"field": field}), 422)
+        assert error["param"] == "field"
+        assert "folder, name" in error["message"]
+    refused(client.get("/api/values"), 422)
+
+
+def test_values_are_told_up_to_a_limit(tmp_path: Path) -> None:
+    with TestClient(create_app(searcher_of(tmp_path, count=205)), base_url=URL) as client:
+        answer = client.get("/api/values?field=name").json()
+        assert len(answer["values"]) == 200
+        assert answer["more"] is True
+
+
+def test_whether_files_are_known(client: TestClient, tmp_path: Path) -> None:
+    assert client.get("/api/about").json()["files"] is True
+    gallery = MemoryGallery([Item(0, "a.png"), Item(1, "b.png")], np.eye(8)[:2])
+    empty = MemoryGallery([], np.zeros((0, 8)), root=tmp_path)
+    assert not knows_files(gallery)
+    assert knows_files(empty)
+    gallery.values = lambda name, limit=100: []  # type: ignore[method-assign]
+    with TestClient(create_app(Searcher(gallery, FakeEncoder(), files=False)), base_url=URL) as blind:
+        assert blind.get("/api/about").json()["files"] is False
+        assert search(blind, query="red")["hits"][0]["thumbnail"] is None
+
+
+def test_a_path_that_is_no_text_is_spelled_as_elsewhere(tmp_path: Path) -> None:
+    path = os.fsdecode(b"caf\xe9/\xff.png")
+    gallery = MemoryGallery([Item(0, path, {"folder": os.fsdecode(b"caf\xe9"), "name": "x"})], np.eye(8)[:1], fields=BASE_FIELDS)
+    gallery.values = lambda name, limit=100: [(os.fsdecode(b"caf\xe9"), 1)]  # type: ignore[method-assign]
+    with TestClient(create_app(Searcher(gallery, FakeEncoder(), files=False)), base_url=URL) as client:
+        hit = search(client, query="red")["hits"][0]
+        assert (hit["path"], hit["fields"]["folder"]) == (display_path(path), "caf\\xe9")
+        assert client.get("/api/about").json()["folders"] == [["caf\\xe9", 1]]
+        assert client.get("/api/values?field=folder").json()["values"] == [["caf\\xe9", 1]]
+
+
+def test_without_words_there_is_no_score(client: TestClient) -> None:
+    assert {hit["score"] for hit in search(client, query="folder:b")["hits"]} == {None}
+    assert None not in {hit["score"] for hit in search(client, query="red folder:b")["hits"]}
 
 
 def test_ready_only_between_start_and_end(tmp_path: Path) -> None:
@@ -403,7 +483,9 @@ def test_metrics_count(tmp_path: Path) -> None:
     assert 'clipmend_refused_total{reason="media_type"} 1.0' in text
     assert 'clipmend_thumbnails_total{cached="yes"} 1.0' in text
     assert 'route="/thumbnails/{id}"' in text
+    assert 'clipmend_requests_total{method="POST",route="/search",status="415"} 1.0' in text
     assert 'route="other",status="404"' in text
+    assert "_created" not in text
     assert "xxx" not in text.lower()  # an address or a method that a client made up is no label
     assert 'clipmend_requests_total{method="other",route="/search",status="405"} 3.0' in text
     assert "clipmend_gallery_images 30.0" in text
@@ -477,6 +559,35 @@ def test_a_log_line_is_json_whatever_it_holds() -> None:
     assert read["event"] == "a line\nbreak"
     assert read["path"] == "/a\n\udcff"
     assert "luck" in read["exception"]
+
+
+def test_what_python_and_others_say_is_json_too() -> None:
+    import io
+
+    from clipmend.service.logs import json_log
+
+    other = logging.getLogger("some.library")
+    printing = logging.StreamHandler(sys.stderr)
+    other.addHandler(printing)
+    other.propagate = False
+    ours = logging.getLogger("clipmend.service")
+
+    def state() -> object:
+        return warnings.showwarning, list(logging.root.handlers), list(ours.handlers), ours.propagate, ours.level, other.handlers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        before, stream = state(), io.StringIO()
+        with json_log(stream=stream):
+            warnings.warn(UnnormalisedWarning("of another\nlength"), stacklevel=1)
+            other.warning("too long")
+            ours.info("served")
+        assert state() == before
+    other.removeHandler(printing)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["of another\nlength", "too long", "served"]
+    assert lines[0]["warning"] == "UnnormalisedWarning"
+    assert __file__ not in stream.getvalue()
 
 
 def test_request_ids(client: TestClient) -> None:

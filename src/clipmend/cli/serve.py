@@ -97,6 +97,11 @@ def serve(
         from clipmend.search.opening import open_gallery
         from clipmend.search.searcher import Searcher
         from clipmend.service.app import create_app
+        from clipmend.service.core import NO_FILES, knows_files
+        from clipmend.service.logs import json_log
+
+        level = logging.WARNING if quiet else logging.INFO
+        stack.enter_context(json_log(level))
 
         options: dict[str, Any] = {} if images is None else {"images": images}
         gallery = stack.enter_context(open_gallery(index, **options))
@@ -107,7 +112,9 @@ def serve(
         address, found_port = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         url = f"http://{shown}:{found_port}/"
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console = Console(highlight=False, soft_wrap=True)  # standard error is the log's
+        if not knows_files(gallery):
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {NO_FILES}", style="yellow", markup=False)
 
         def ready() -> None:
             patched = "" if patch is None else f" with the patch {patch}"
@@ -116,6 +123,6 @@ def serve(
                 webbrowser.open(url)
 
         try:
-            run(create_app(searcher, settings), listening, settings, level=logging.WARNING if quiet else logging.INFO, ready=ready)
+            run(create_app(searcher, settings), listening, settings, level=level, ready=ready)
         except KeyboardInterrupt:  # uvicorn ends in order, then raises it again
             console.print("ended", markup=False)

@@ -135,13 +135,14 @@ def compare(
     return Comparison(query, [change(p) for p in orders[1][:k]], [change(p) for p in left])
 
 
-def negation_hint(query: str, patched: bool, model: str = "") -> str | None:
+def negation_hint(query: str, patched: bool, model: str = "", *, served: bool = False) -> str | None:
     """A word of advice where a query denies something and no patch is there to hear it.
 
     Args:
         query: the query.
         patched: whether a patch is there.
         model: name of the encoder: where a patch of it is bundled, the advice names that one.
+        served: whether it is read by who asks a service, and cannot give its command an option.
     """
     if patched:
         return None
@@ -155,6 +156,8 @@ def negation_hint(query: str, patched: bool, model: str = "") -> str | None:
     mends = "a patch mends that: --patch PATCH (clipmend fit makes one)"
     if ready:
         mends = f"the bundled patch mends that: --patch {ready}"
+    if served:
+        mends = f"start the service with a patch: clipmend serve INDEX --patch {ready or 'PATCH'}"
     return f"this query says what must not be there, which encoders like this one mostly ignore; {mends}"
 
 

@@ -134,6 +134,13 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         """What can be searched, by which model and patch."""
         return _Json(await work.run(service.about))
 
+    @app.get(
+        "/api/values", response_model=requests.Values, responses=responses(400, 401, 403, 422, 429, 503), openapi_extra=_SECURED
+    )
+    async def values(field: Annotated[str, Query(max_length=200, description="Of texts or folders.")]) -> Response:
+        """The values of a field, most frequent first."""
+        return _Json(await work.run(service.values, field))
+
     @app.post(
         "/search",
         response_model=requests.SearchAnswer,
@@ -161,7 +168,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
             first = error.errors()[0]
             param = ".".join(["request", *(str(part)[:100] for part in first["loc"])])
             raise ServiceError(422, "invalid_request", f"{param}: {first['msg']}", param) from None
-        return _Json(await uploads.run(service.search, wanted, await image.read()))
+        return _Json(await uploads.run(service.search, wanted, await image.read(), image.filename))
 
     # ---- images -------------------------------------------------------------------------------------------------------------
 

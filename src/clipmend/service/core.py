@@ -13,28 +13,35 @@ import numpy as np
 from PIL import Image
 
 from clipmend import __version__
-from clipmend.data.images import ImageError, open_image
+from clipmend.data.images import ImageError, display_path, open_image
 from clipmend.search.answers import answer_json
 from clipmend.search.conditions import check_conditions
-from clipmend.search.gallery import GalleryError
+from clipmend.search.gallery import Gallery, GalleryError
 from clipmend.search.grammar import Query, Term, parse_query
-from clipmend.search.searcher import Found, Searcher
+from clipmend.search.query import negation_hint
+from clipmend.search.searcher import Answer, Found, Searcher
+from clipmend.search.spelling import plain
 from clipmend.service.batching import TextBatcher
 from clipmend.service.errors import ServiceError
 from clipmend.service.metrics import Metrics
 from clipmend.service.requests import EmbeddingsRequest, SearchRequest
 from clipmend.service.settings import Settings
+from clipmend.service.thumbnails import without_bytes
 
-__all__ = ["UPLOAD", "Service"]
+__all__ = ["NO_FILES", "UPLOAD", "Service", "knows_files"]
 
 log = logging.getLogger("clipmend.service")
 
 UPLOAD = "upload"
 """The name by which a query speaks of the image that came with it: ``image:upload``."""
 
+NO_FILES = "it is not known where these images are: name their folder with --images DIR"
+
 _EXAMPLES = ("a beach without people", "a street with no cars", '"a beach" - "people"')
 _DRAWN_EXAMPLES = ("a picture without a tree", "a red car and no dog", '"a beach" - "a boat"')
-_FOLDERS = 200
+_VALUES = 200
+_SAMPLE = 20
+_NAME = 100  # characters of an upload's name that are repeated
 _COUNT_AGAIN = 60.0  # seconds
 
 
@@ -57,8 +64,9 @@ class Service:
         self.gallery = searcher.gallery
         observe = metrics.batch_texts.observe
         self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: observe(count), settings.timeout)
-        self.model = _plain(settings.model or searcher.encoder.name)
-        self._counted: tuple[float, list[tuple[str, int]]] | None = None
+        self.model = plain(settings.model or searcher.encoder.name)
+        self._counted: dict[str, tuple[float, list[tuple[str, int]]]] = {}
+        self._files = knows_files(self.gallery)
         metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
 
     def open(self) -> None:
@@ -80,18 +88,19 @@ class Service:
         patch = None
         if mended is not None:
             patch = {
-                "name": _plain(self.settings.patch),
+                "name": plain(self.settings.patch),
                 "strength": float(getattr(mended, "strength", 1.0)),
                 "corrects_scores": mended.corrects_scores,
             }
         return {
-            "name": _plain(self.settings.name or self.gallery.name),
+            "name": plain(self.settings.name or self.gallery.name),
             "count": len(self.gallery),
+            "files": self._files,
             "model": self.model,
             "patch": patch,
-            "fields": dict(self.gallery.fields),
+            "fields": {plain(name): kind for name, kind in self.gallery.fields.items()},
             "folders": self._folders(),
-            "examples": [_plain(example) for example in self.settings.examples or self._own_examples()],
+            "examples": [plain(example) for example in self.settings.examples or self._own_examples()],
             "embed_dim": self.gallery.embed_dim,
             "version": __version__,
         }
@@ -100,27 +109,45 @@ class Service:
         return _DRAWN_EXAMPLES if self.searcher.encoder.name == "scenes" else _EXAMPLES
 
     def _folders(self) -> list[tuple[str, int]]:
-        """The largest folders with their counts; counted once a minute at most, for of a million images that takes a while."""
-        if self.gallery.fields.get("folder") != "folder":
-            return []
-        now = time.monotonic()
-        if self._counted is None or now - self._counted[0] > _COUNT_AGAIN:
-            self._counted = (now, [(_plain(name), count) for name, count in self.gallery.values("folder", _FOLDERS)])
-        return self._counted[1]
+        """The largest folders with their counts."""
+        return self._values("folder")[:_VALUES] if self.gallery.fields.get("folder") == "folder" else []
 
-    def search(self, request: SearchRequest, upload: bytes | None = None) -> dict[str, Any]:
+    def _values(self, field: str) -> list[tuple[str, int]]:
+        """Counted once a minute at most, for of a million images that takes a while; one more than are told."""
+        now = time.monotonic()
+        counted = self._counted.get(field)
+        if counted is None or now - counted[0] > _COUNT_AGAIN:
+            counted = (now, [(plain(name), count) for name, count in self.gallery.values(field, _VALUES + 1)])
+            self._counted[field] = counted
+        return counted[1]
+
+    def values(self, field: str) -> dict[str, Any]:
+        """The most frequent values of a field of texts or folders.
+
+        Raises:
+            ServiceError: 422, there is no such field.
+        """
+        known = [name for name, kind in self.gallery.fields.items() if kind in ("text", "folder")]
+        if field not in known:
+            message = f"there is no field {field[:100]!r} of texts here; there is {', '.join(known) or 'none'}"
+            raise ServiceError(422, "invalid_request", plain(message), "field")
+        found = self._values(field)
+        return {"field": plain(field), "values": found[:_VALUES], "more": len(found) > _VALUES}
+
+    def search(self, request: SearchRequest, upload: bytes | None = None, name: str | None = None) -> dict[str, Any]:
         """Answer a search.
 
         Args:
             request: checked already.
             upload: an image that came with it.
+            name: of its file, for what is said of it.
 
         Raises:
             ServiceError: 422, with the reason.
         """
         images: dict[str, Image.Image] = {}
         if upload is not None:
-            images[UPLOAD] = self._decoded(upload)
+            images[UPLOAD] = self._decoded(upload, name)
         try:
             query = self._read(request.query, images)
             answer = self.searcher.search(
@@ -140,10 +167,10 @@ class Service:
         except GalleryError:  # conditions were checked, so this is damage: no fault of the client's, and none of its business
             raise
         except ValueError as error:
-            raise ServiceError(422, "invalid_query", _plain(str(error)), "query") from error
+            raise ServiceError(422, "invalid_query", plain(str(error)), "query") from error
         if self.settings.log_queries:
             log.info("query", extra={"data": {"query": request.query, "total": answer.total, "hits": len(answer.hits)}})
-        return answer_json(answer, request.query, _more)
+        return answer_json(answer, request.query, _more) | {"hint": self._advice(answer)}
 
     def embeddings(self, request: EmbeddingsRequest) -> dict[str, Any]:
         """Embed texts, in OpenAI's shape.
@@ -177,7 +204,7 @@ class Service:
             tokens = self._tokens(texts)
             vectors = self.batcher(texts, request.strength if patched else 0.0, request.gate if patched else None)
         except ValueError as error:
-            raise ServiceError(422, "invalid_request", _plain(str(error)), "input") from error
+            raise ServiceError(422, "invalid_request", plain(str(error)), "input") from error
         rows = np.ascontiguousarray(vectors, "<f4")
         as_text = request.encoding_format == "base64"
         data = [
@@ -205,7 +232,7 @@ class Service:
         try:
             check_conditions(query.where, self.gallery.fields, self.gallery.name)
         except GalleryError as error:
-            raise ServiceError(422, "invalid_query", _plain(str(error)), "query") from None
+            raise ServiceError(422, "invalid_query", plain(str(error)), "query") from None
         named = {term.value for term in query.terms if term.kind == "image"}
         if images and not query.terms:
             return Query((Term(1.0, "image", UPLOAD),), query.where, query.text, query.fields)
@@ -213,15 +240,27 @@ class Service:
             message = f'the query does not name the image that was sent: add it as image:{UPLOAD}, say image:{UPLOAD} - "people"'
             raise ServiceError(422, "invalid_query", message, "query")
         if named - set(images):
-            message = f"no image called {sorted(named - set(images))[0]!r} came with the query; send one to /search/image"
-            raise ServiceError(422, "invalid_query", _plain(message), "query")
+            missing = sorted(named - set(images))[0]
+            message = f"no image called {missing!r} came with the query; send one to /search/image"
+            if "://" in missing:
+                message = f"image:{missing} is an address, and addresses are never fetched: send the image itself to /search/image"
+            raise ServiceError(422, "invalid_query", plain(message), "query")
         return query
 
-    def _decoded(self, upload: bytes) -> Image.Image:
+    def _decoded(self, upload: bytes, name: str | None) -> Image.Image:
         try:
             return open_image(io.BytesIO(upload), max_pixels=self.settings.max_pixels)
         except ImageError as error:
-            raise ServiceError(422, "invalid_image", f"the image {error.reason}", "image") from None
+            called = f"“{display_path(name[:_NAME])}”" if name else "the image"
+            raise ServiceError(422, "invalid_image", f"{called} {without_bytes(error.reason)}", "image") from None
+
+    def _advice(self, answer: Answer) -> str | None:
+        """The answer's hint; of a patch that is missing, in words for who asks a service and has no command line."""
+        if answer.hint is None or not answer.hits:
+            return answer.hint
+        name = self.searcher.encoder.name
+        told = (negation_hint(text, self.searcher.mended is not None, name, served=True) for text in answer.query.texts)
+        return next((hint for hint in told if hint), answer.hint)
 
     def _tokens(self, texts: Sequence[str]) -> int:
         """Tokens, special ones included; of an encoder without a text tower of ours, words.
@@ -238,6 +277,7 @@ def _more(found: Found) -> dict[str, Any]:
     return {"thumbnail": None if found.file is None else f"/thumbnails/{found.id}"}
 
 
-def _plain(text: str) -> str:
-    """Text as UTF-8 can hold it: the undecodable bytes of a file name become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def knows_files(gallery: Gallery) -> bool:
+    """Whether a gallery knows where its images are, by the first few of them; of an empty one nothing is to be said."""
+    first = next((block for block in gallery.ids(()) if len(block)), None)
+    return first is None or any(gallery.file(item) is not None for item in gallery.items(first[:_SAMPLE]))

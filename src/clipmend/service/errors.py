@@ -15,6 +15,7 @@ __all__ = ["ServiceError", "error_body", "error_response", "install"]
 
 _SHOWN = 100
 """Characters of a field's name that an error repeats: it is the client's and may be as long as a body."""
+_TOKENS = "token ids are not taken: send texts (LangChain's OpenAIEmbeddings does so with check_embedding_ctx_length=False)"
 _TYPES = {400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 
@@ -71,7 +72,7 @@ def install(app: FastAPI) -> None:
         names = [part for part in place[1:] if not part.startswith(("constrained-", "list[", "function-"))]
         param = ".".join(names) or place[0]
         if names[:1] == ["input"] and isinstance(first["input"], (int, list)) and first["type"] == "string_type":
-            return error_response(ServiceError(422, "invalid_request", f"{param}: token ids are not taken: send texts", param))
+            return error_response(ServiceError(422, "invalid_request", f"{param}: {_TOKENS}", param))
         return error_response(ServiceError(422, "invalid_request", f"{param}: {first['msg']}", param))
 
     @app.exception_handler(HTTPException)
@@ -81,5 +82,7 @@ def install(app: FastAPI) -> None:
         message = {404: "there is nothing at this address", 405: "this address does not take this method"}.get(
             error.status_code, str(error.detail)
         )
+        if error.status_code == 405 and (wanted := dict(error.headers or {}).get("Allow")):
+            message += f": send the request by {wanted}"
         kind = _TYPES.get(error.status_code, "error")
         return JSONResponse(error_body(message, kind), error.status_code, dict(error.headers or {}))

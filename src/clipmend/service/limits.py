@@ -107,6 +107,7 @@ class BodyLimit:
 
     async def _refuse(self, error: ServiceError, scope: Scope, receive: Receive, send: Send) -> None:
         self._metrics.refused.labels(error.type).inc()
+        scope.setdefault("state", {})["route"] = address_of(scope)  # one of _MEDIA: it has not come to the router
         await error_response(error)(scope, receive, send)
 
     def _too_large(self, limit: int) -> ServiceError:

@@ -8,6 +8,9 @@ import re
 import sys
 import time
 import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import IO, Any
 
@@ -16,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clipmend.service.errors import ServiceError, error_response
 from clipmend.service.metrics import Metrics
 
-__all__ = ["AccessLog", "JsonLines", "log_to"]
+__all__ = ["AccessLog", "JsonLines", "json_log", "log_to"]
 
 log = logging.getLogger("clipmend.service")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -36,11 +39,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)  # escapes keep a line one line, whatever a path holds
 
 
+_OURS = ("clipmend.service", "uvicorn", "uvicorn.error")
+
+
 def log_to(stream: IO[str] | None = None, level: int = logging.INFO) -> logging.Handler:
     """Send what the service and the server under it say to a stream as JSON lines (default: standard error)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("clipmend.service", "uvicorn", "uvicorn.error"):
+    for name in _OURS:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], False
         logger.setLevel(level)
@@ -48,6 +54,42 @@ def log_to(stream: IO[str] | None = None, level: int = logging.INFO) -> logging.
         logging.getLogger(name).addHandler(handler)
     logging.getLogger("uvicorn.error").propagate = True  # up to "uvicorn", once
     return handler
+
+
+@contextmanager
+def json_log(level: int = logging.INFO, stream: IO[str] | None = None) -> Iterator[None]:
+    """While it lasts, standard error gets JSON lines alone: also what Python warns of, and what other libraries log.
+
+    Args:
+        level: of what the service and the server say.
+        stream: in place of standard error.
+    """
+    known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    others = [logger for logger in known if logger.name not in _OURS and any(map(_prints, logger.handlers))]
+    changed = [logging.root, *map(logging.getLogger, _OURS), *others]
+    before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in changed]
+    showing = warnings.showwarning
+    handler = log_to(stream, level)
+    logging.root.handlers = [*(one for one in logging.root.handlers if not _prints(one)), handler]
+    for logger in others:  # transformers prints by itself, for one
+        logger.handlers = [one for one in logger.handlers if not _prints(one)]
+        logger.propagate = True
+    warnings.showwarning = _log_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = showing
+        for logger, handlers, propagate, was in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(was)
+
+
+def _prints(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.__stderr__)
+
+
+def _log_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    log.warning("%s", message, extra={"data": {"warning": category.__name__}})
 
 
 class AccessLog:
@@ -91,7 +133,7 @@ class AccessLog:
             await error_response(failure)(scope, receive, passing)
         finally:
             seconds = time.perf_counter() - began
-            route = getattr(scope.get("route"), "path", "other")
+            route = getattr(scope.get("route"), "path", None) or scope["state"].get("route", "other")
             method = scope["method"] if route != "other" and scope["method"] in _METHODS else "other"
             self._metrics.requests.labels(route, method, status).inc()
             self._metrics.seconds.labels(route).observe(seconds)

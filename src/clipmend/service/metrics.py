@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_CREATED = re.compile(rb"^(?:# (?:HELP|TYPE) )?clipmend_\w+_created[ {].*\n", re.MULTILINE)
+"""When a counter began, which the client library adds to each: series that nobody asks for."""
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 
@@ -41,4 +45,4 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them."""
-        return generate_latest(self._registry)
+        return _CREATED.sub(b"", generate_latest(self._registry))

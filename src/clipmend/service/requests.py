@@ -17,6 +17,7 @@ __all__ = [
     "Models",
     "SearchAnswer",
     "SearchRequest",
+    "Values",
     "responses",
 ]
 
@@ -101,6 +102,7 @@ class PatchAbout(BaseModel):
 class About(BaseModel):
     name: str
     count: int
+    files: bool = Field(description="Whether it is known where the images are; if not, there are no thumbnails.")
     model: str
     patch: PatchAbout | None
     fields: dict[str, str]
@@ -108,6 +110,12 @@ class About(BaseModel):
     examples: list[str]
     embed_dim: int
     version: str
+
+
+class Values(BaseModel):
+    field: str
+    values: list[tuple[str, int]] = Field(description="The most frequent ones with how many images have each, at most 200.")
+    more: bool = Field(description="Whether there are others.")
 
 
 Text = Annotated[str, Field(min_length=1)]

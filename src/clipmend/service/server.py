@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from clipmend.data.images import display_path
-from clipmend.service.logs import log_to
+from clipmend.service.logs import json_log
 from clipmend.service.security import check_bind, is_loopback
 from clipmend.service.settings import Settings
 
@@ -78,7 +78,6 @@ def run(
 
     Work that has begun and outlives that time is answered with 503, and the process ends without it.
     """
-    log_to(level=level)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -89,14 +88,15 @@ def run(
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout) + 2,  # uvicorn's own, which breaks off without an answer
     )
     server = _Server(config, ready, settings.shutdown_timeout, app.state.expire)
-    try:
-        server.run(sockets=[listening])
-    finally:
-        if app.state.busy():
-            # A thread cannot be stopped, and Python would wait for it: as long as a forward pass or a damaged disk takes.
-            log.warning("ended without waiting for %d that go on", app.state.busy())
-            logging.shutdown()
-            os._exit(0)
+    with json_log(level):
+        try:
+            server.run(sockets=[listening])
+        finally:
+            if app.state.busy():
+                # A thread cannot be stopped, and Python would wait for it: as long as a forward pass or a damaged disk takes.
+                log.warning("ended without waiting for %d that go on", app.state.busy())
+                logging.shutdown()
+                os._exit(0)
 
 
 class _Server(uvicorn.Server):

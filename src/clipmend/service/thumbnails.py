@@ -19,7 +19,7 @@ from clipmend.data.images import ImageError, open_image
 from clipmend.search.gallery import Gallery, GalleryError, Item
 from clipmend.service.errors import ServiceError
 
-__all__ = ["Shown", "Thumbnails", "media_type", "roots_of"]
+__all__ = ["Shown", "Thumbnails", "media_type", "roots_of", "without_bytes"]
 
 _QUALITY = 82
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -96,7 +96,7 @@ class Thumbnails:
             try:
                 image = open_image(file, max_pixels=self._max_pixels, draft_size=size)
             except ImageError as error:
-                raise ServiceError(422, "invalid_image", f"image {id} {error.reason}") from None
+                raise ServiceError(422, "invalid_image", f"image {id} {without_bytes(error.reason)}") from None
         image.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=2.0)
         packed = io.BytesIO()
         image.save(packed, "WEBP", quality=_QUALITY, method=2)
@@ -164,6 +164,12 @@ def roots_of(gallery: Gallery, path: Path, item: Item) -> list[Path]:
     elif isinstance(roots, Mapping):  # an index has them by name
         roots = roots.values()
     return [Path(root).resolve() for root in roots]
+
+
+def without_bytes(reason: str) -> str:
+    """An :class:`ImageError`'s reason without the first bytes of the file, which say nothing to who is at a browser."""
+    told = reason.partition(" (it starts with")[0]
+    return told.replace("an image in a format that can be read", "an image that can be read")
 
 
 def media_type(head: bytes) -> str | None:
