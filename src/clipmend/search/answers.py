@@ -9,7 +9,7 @@ from typing import Any
 from clipmend.search.searcher import Answer, Found
 from clipmend.search.spelling import plain
 
-__all__ = ["answer_json", "hit_json"]
+__all__ = ["answer_json", "hit_json", "plain_texts"]
 
 
 def answer_json(answer: Answer, query: str, more: Callable[[Found], dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -60,6 +60,15 @@ def hit_json(found: Found, ranked: bool = True) -> dict[str, Any]:
         "fields": {plain(name): _value(value) for name, value in fields.items() if _is_told(value)},
         "copies": list(found.copies),
     }
+
+
+def plain_texts(told: Any) -> Any:
+    """The same lists and dicts with every text as :func:`~clipmend.search.spelling.plain` has it."""
+    if isinstance(told, dict):
+        return {name: plain_texts(value) for name, value in told.items()}
+    if isinstance(told, list):
+        return [plain_texts(value) for value in told]
+    return plain(told) if isinstance(told, str) else told
 
 
 def _is_told(value: object) -> bool:

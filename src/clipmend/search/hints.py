@@ -61,7 +61,7 @@ def _said(gallery: Gallery, condition: Condition) -> str:
     if not values:
         return f"{unmet}; none has a value there"
     near = "" if condition.op == "!=" else _nearest(condition, [value for value, _ in values])
-    shown = ", ".join(f"{_short(value)} ({count:,})" for value, count in values[:_VALUES])
+    shown = ", ".join(f"{_short(value or ('.' if type_ == 'folder' else ''))} ({count:,})" for value, count in values[:_VALUES])
     return f"{unmet}{near}; values there: {shown}{', and others' if len(values) > _VALUES else ''}"
 
 
