@@ -175,3 +175,20 @@ def test_the_bundled_size_fits() -> None:
     decoder = SceneDecoder()
     size = 2 * (sum(value.numel() for value in decoder.state_dict().values()) + 384 * 385)
     assert size < 3_690_000
+
+
+def test_an_untrained_network_gives_the_best_linear_guess() -> None:
+    decoder = SceneDecoder(SHAPE)
+    deviation = torch.linspace(0.3, 2.0, SHAPE.components)
+    decoder.basis.deviation.copy_(deviation)
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(64, SHAPE.components, SHAPE.grid, SHAPE.grid, generator=generator) * deviation.view(1, -1, 1, 1)
+    noise = torch.randn(data.shape, generator=generator)
+    told = torch.zeros(64, SHAPE.embedding)
+    for time in (0.0, 0.3, 0.8):
+        x = (1 - time) * noise + time * data
+        with torch.no_grad():
+            said = decoder(x, torch.full((64,), time), told)
+        velocity = data - noise
+        slope = (velocity * x).sum((0, 2, 3)) / x.square().sum((0, 2, 3))  # least squares, number by number
+        assert torch.allclose((said / x).mean((0, 2, 3)), slope, atol=0.08)

@@ -78,6 +78,7 @@ class PatchBasis(nn.Module):
     mean: Tensor
     basis: Tensor
     scale: Tensor
+    deviation: Tensor
 
     def __init__(self, patch: int, components: int) -> None:
         super().__init__()
@@ -86,6 +87,7 @@ class PatchBasis(nn.Module):
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("basis", torch.eye(size)[:, :components].clone())
         self.register_buffer("scale", torch.ones(components))
+        self.register_buffer("deviation", torch.ones(components))  # of what encode gives
 
     @torch.no_grad()
     def fit(self, pixels: Tensor) -> float:
@@ -103,7 +105,7 @@ class PatchBasis(nn.Module):
         deviation = values[:count].clamp(min=1e-12).sqrt()
         scale = deviation.sqrt()
         scale = scale * (deviation / scale).square().mean().sqrt()  # the kept numbers have variance 1 together
-        for name, value in (("mean", mean), ("basis", vectors), ("scale", scale)):
+        for name, value in (("mean", mean), ("basis", vectors), ("scale", scale), ("deviation", deviation / scale)):
             getattr(self, name).copy_(value)
         return float(values[:count].sum() / values.sum())
 
@@ -227,7 +229,18 @@ class SceneDecoder(nn.Module):
         return told if dropped is None else torch.where(dropped[:, None], self.nothing.to(told), told)
 
     def forward(self, latents: Tensor, times: Tensor, told: Tensor) -> Tensor:
-        """Velocity at ``latents [B, C, G, G]`` and ``times [B]`` in 0..1, given ``told [B, E]`` of :meth:`embed_condition`."""
+        """Velocity at ``latents [B, C, G, G]`` and ``times [B]`` in 0..1, given ``told [B, E]`` of :meth:`embed_condition`.
+
+        The network gives what is left of the velocity when the best linear guess from each number alone is taken away, in units of
+        its deviation (Karras et al., "Elucidating the design space of diffusion-based generative models", NeurIPS 2022, for a
+        straight flow and numbers of different variance): it need not learn to copy the noise.
+        """
+        t, variance = times.view(-1, 1, 1, 1), self.basis.deviation.square().view(1, -1, 1, 1)
+        total = t.square() * variance + (1 - t).square()  # variance of the latents
+        guess = (t * variance - (1 - t)) / total * latents
+        return guess + (variance / total).sqrt() * self._network(latents * total.rsqrt(), times, told)
+
+    def _network(self, latents: Tensor, times: Tensor, told: Tensor) -> Tensor:
         embedding = self.time(self.waves(1000 * times).to(told.dtype)) + told
         x = kept = self.down_block(self.first(latents), embedding)
         x = self.down(x) + self.position
