@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import clipmend
 from clipmend.cli import main
@@ -16,6 +17,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("some tables")
     (folder / "choice.csv").write_text("image_path,correct_answer\na.png,0\n")
     (folder / "retrieval.csv").write_text("filepath,captions\na.png,['a cat']\n")
+    (folder / "pictures").mkdir()
+    (folder / "empty").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "pictures" / "a.png")
     return folder
 
 
@@ -28,7 +32,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("evaluate retrieval scenes --data {t}", "{t} is a folder; give one of its tables"),
         ("fit scenes --data {t}/nothere -o p", "nothere: no such folder; a folder made by `clipmend scenes`"),
         ("fit scenes --data {t}/choice.csv -o p", "choice.csv is a file; a folder made by `clipmend scenes`"),
-        ("index scense {t} -o x", "cannot load 'scense'; did you mean 'scenes'?"),
+        ("index scense {t}/pictures -o x", "cannot load 'scense'; did you mean 'scenes'?"),
+        ("index scense {t}/empty -o x", "no image under {t}/empty"),  # and no model is loaded to find that out
+        ("index scenes {t}/choice.csv -o x", "choice.csv is a file, not a folder; give the folder that holds the images"),
+        ("index scenes {t}/no -o x", "there is no folder {t}/no; check how it is spelled"),
         ("encode scenes texts {t}/choice.csv --column image_path --patch Scene -o x.npy", "(did you mean 'scenes'?)"),
     ],
 )
