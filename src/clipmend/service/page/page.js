@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { Detail } from "./detail.js";
+import { keep, kept } from "./kept.js";
 import { pictures } from "./pictures.js";
 import { listen } from "./keys.js";
 import { compose, filterCount, fromAddress, panel, steered, toAddress, without, withoutCondition, withTerm } from "./query.js";
@@ -251,8 +252,7 @@ $("filters").addEventListener("change", ({ target }) => {
 function name(on) {
   results.classList.toggle("named", on);
   $("names").checked = on;
-  if (on) localStorage.setItem(NAMES, "1");
-  else localStorage.removeItem(NAMES);
+  keep(NAMES, on ? "1" : null);
 }
 
 let menued = false;
@@ -398,6 +398,6 @@ async function start() {
 }
 
 theme($("theme"));
-name(localStorage.getItem(NAMES) !== null);
+name(kept(NAMES) !== null);
 if (!matchMedia("(hover: none)").matches) $("query").focus();
 start();

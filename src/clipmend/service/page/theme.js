@@ -1,19 +1,13 @@
 // Colours: as the system has them, or light, or dark, kept in this browser.
 
+import { keep, kept } from "./kept.js";
+
 const ORDER = ["system", "light", "dark"];
 const WORDS = { system: "as the system", light: "light", dark: "dark" };
 const KEY = "clipmend-theme";
 
-function stored() {
-  try {
-    return localStorage.getItem(KEY);
-  } catch {
-    return null; // a browser that lets nothing be kept
-  }
-}
-
 export function theme(button) {
-  let now = ORDER.includes(stored()) ? stored() : "system";
+  let now = ORDER.includes(kept(KEY)) ? kept(KEY) : "system";
   const apply = () => {
     if (now === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = now;
@@ -22,11 +16,7 @@ export function theme(button) {
   };
   button.addEventListener("click", () => {
     now = ORDER[(ORDER.indexOf(now) + 1) % ORDER.length];
-    try {
-      localStorage.setItem(KEY, now);
-    } catch {
-      // it holds for this page then
-    }
+    keep(KEY, now);
     apply();
   });
   apply();
