@@ -80,6 +80,7 @@ def ask(client: TestClient, path: str, method: str = "GET") -> tuple[int, bytes]
 
 CLOSED = (
     ("GET", "/api/about"),
+    ("GET", "/api/values"),
     ("POST", "/search"),
     ("POST", "/search/image"),
     ("POST", "/embeddings"),
