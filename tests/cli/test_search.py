@@ -387,7 +387,6 @@ def test_an_empty_query_is_refused_before_anything_is_loaded(home: Path, monkeyp
         (["{home}/index", "a dog", "--like", "nowhere.png"], "neither the id nor the path"),
         (["{home}/index", "a dog", "--image", "nowhere.png"], "no such file"),
         (["{home}/index", "  "], "list every image that lies in a folder with folder:."),
-        (["{home}/index"], "the query is empty"),
         (["{home}/index", "a", "red", "dog", "-k", "3"], "quote the whole query, which is one argument: 'a red dog'"),
         (["{home}/index", "--", '- "a dog"', "-k", "3"], "options stand before it"),
         (["{home}/index", "a dog", "-0"], "--null belongs to --paths"),

@@ -92,6 +92,8 @@ def search(
         raise ValueError("--null belongs to --paths")
     if paths and (as_json or explain):
         raise ValueError("--paths prints paths alone: leave out --json and --explain")
+    if query is None and not (image or like):
+        raise typer.BadParameter(EMPTY.removeprefix("the query is empty; "), param_hint="QUERY")
     query = query or ""
     if not (query.strip() or image or like):  # before a model is loaded
         raise ValueError(EMPTY)
