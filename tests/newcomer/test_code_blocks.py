@@ -74,7 +74,21 @@ def run_bash(block: Block, folder: Path) -> None:
     assert done.returncode == 0, f"{block} left with {done.returncode}:\n{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
+# Pages whose commands each start a Python of their own, half a minute or more together; CI runs them with the slow tests.
+LONG = (
+    "benchmark.md",
+    "dense-evaluation.md",
+    "drop-in.md",
+    "features.md",
+    "indexing.md",
+    "reproduce.md",
+    "searching.md",
+    "service.md",
+    "your-index.md",
+)
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow) if p.name in LONG else p for p in RUNNABLE], ids=name)
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
