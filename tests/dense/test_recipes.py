@@ -123,7 +123,7 @@ def test_every_field_is_documented(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("hnclip", {}, "there is no recipe 'hnclip'; choose one of"),
+        ("hnclip", {}, "there is no recipe 'hnclip' .did you mean 'hn-clip'"),
         ("plain", {"token_weight": 1.0}, "the recipe plain has no token_weight; it has gamma"),
         ("plain", {"gamma": "half"}, "gamma is 'half'"),
         ("plain", {"gamma": -1.0}, "gamma=-1.0"),
