@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def serve(
             if open_page:
                 webbrowser.open(url)
 
-        try:
+        # uvicorn ends in order, then raises the interruption again, unless interruptions were ignored when the process began.
+        with suppress(KeyboardInterrupt):
             run(create_app(searcher, settings), listening, settings, level=level, ready=ready)
-        except KeyboardInterrupt:  # uvicorn ends in order, then raises it again
-            console.print("ended", markup=False)
+        console.print("ended", markup=False)
