@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from clipmend.search import Hit, ImageIndex, ImageIndexError, compare, negation_hint, search
+from clipmend.search import Hit, ImageIndex, ImageIndexError, negation_hint, search
 from search.fakes import FakeEncoder, FakeMended, colour_folder
 
 
@@ -50,36 +50,9 @@ def test_rerank_orders_the_top_by_the_encoders_own_score(index: ImageIndex) -> N
     assert [h.path for h in everything] == [h.path for h in plain][::-1]
 
 
-def test_compare_gives_ranks_under_both(index: ImageIndex) -> None:
-    before, after = FakeEncoder(), FakeMended()
-    result = compare(index, before, after, "no red", k=5)
-    old = {hit.path: hit for hit in search(index, before, "no red", k=18)}
-    new = {hit.path: hit for hit in search(index, after, "no red", k=18)}
-    assert [change.rank_after for change in result.found] == [1, 2, 3, 4, 5]
-    for change in (*result.found, *result.left):
-        assert (change.rank_before, change.rank_after) == (old[change.path].rank, new[change.path].rank)
-        assert change.score_before == pytest.approx(old[change.path].score, abs=1e-6)
-        assert change.score_after == pytest.approx(new[change.path].score, abs=1e-6)
-    gone = [hit.path for hit in old.values() if hit.rank <= 5 and new[hit.path].rank > 5]
-    assert [change.path for change in result.left] == gone
-    assert gone[0].name == "red.png"
-    assert new[gone[0]].rank == 18
-    same = compare(index, before, before, "no red", k=50)
-    assert all(change.rank_before == change.rank_after for change in same.found)
-    assert (len(same.found), same.left) == (18, [])
-
-
-def test_compare_can_rerank_after(index: ImageIndex) -> None:
-    mended = FakeMended()
-    result = compare(index, FakeEncoder(), mended, "red", k=4, rerank=6)
-    assert [c.path for c in result.found] == [h.path for h in search(index, mended, "red", k=4, rerank=6)]
-    assert [c.rank_after for c in result.found] == [1, 2, 3, 4]
-
-
-def test_the_index_is_untouched_by_either(index: ImageIndex) -> None:
+def test_the_index_is_untouched(index: ImageIndex) -> None:
     before = {p.name: p.read_bytes() for p in index.directory.iterdir()}
     search(index, FakeMended(), "no red", k=3, rerank=10)
-    compare(index, FakeEncoder(), FakeMended(), "no red")
     assert {p.name: p.read_bytes() for p in index.directory.iterdir()} == before
 
 
@@ -91,20 +64,14 @@ def test_what_is_refused(index: ImageIndex) -> None:
     for query in ("", "  \n\t"):
         with pytest.raises(ValueError, match="query is empty"):
             search(index, FakeEncoder(), query)
-        with pytest.raises(ValueError, match="query is empty"):
-            compare(index, FakeEncoder(), FakeMended(), query)
     with pytest.raises(ValueError, match="k must be"):
         search(index, FakeEncoder(), "red", k=0)
     with pytest.raises(ValueError, match="fake has none"):
         search(index, FakeEncoder(), "red", rerank=5)
-    with pytest.raises(ValueError, match="fake has none"):
-        compare(index, FakeMended(), FakeEncoder(), "red", rerank=5)
     with pytest.raises(ValueError, match="rerank must be"):
         search(index, FakeEncoder(), "red", rerank=-1)
     with pytest.raises(ImageIndexError, match="cannot be compared"):
         search(index, FakeEncoder(image="other"), "red")
-    with pytest.raises(ImageIndexError, match="cannot be compared"):
-        compare(index, FakeEncoder(), FakeMended(image="other"), "red")
 
 
 def test_an_index_of_nothing_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +84,6 @@ def test_an_index_of_nothing_answers_nothing(tmp_path: Path, monkeypatch: pytest
     empty = ImageIndex.build(FakeEncoder(), tmp_path / "photos", tmp_path / "index")
     assert len(empty) == 0
     assert search(empty, FakeMended(), "red", rerank=5) == []
-    assert compare(empty, FakeEncoder(), FakeMended(), "red").found == []
     assert empty.scores(np.ones((2, 8))).shape == (2, 0)
     with pytest.raises(ImageIndexError, match="empty"):
         empty.mean_embedding()

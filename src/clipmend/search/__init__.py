@@ -10,15 +10,13 @@ from clipmend.search.gallery import Condition, Gallery, GalleryError, Item, Near
 from clipmend.search.grammar import Query, QueryError, Term, parse_query
 from clipmend.search.index import ImageIndex
 from clipmend.search.opening import create_gallery, open_gallery
-from clipmend.search.query import Change, Comparison, Hit, compare, negation_hint, search
+from clipmend.search.query import Hit, negation_hint, search
 from clipmend.search.searcher import Answer, Found, Searcher
 from clipmend.search.store import Entry, ImageIndexError
 
 __all__ = [
     "Answer",
     "ArrayGallery",
-    "Change",
-    "Comparison",
     "Condition",
     "CopyReport",
     "EmbeddedFiles",
@@ -39,7 +37,6 @@ __all__ = [
     "UpdateReport",
     "WritableGallery",
     "build_index",
-    "compare",
     "copy_gallery",
     "create_gallery",
     "embed_files",

@@ -1,4 +1,4 @@
-"""Ask an index in words, with or without a patch, and see what the patch changed."""
+"""Ask an index in words, in one call; what a patch changed is :class:`clipmend.search.Searcher`'s to say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clipmend.search.index import ImageIndex, top_k
 if TYPE_CHECKING:
     from clipmend.backbones.base import DualEncoder, OnLong
 
-__all__ = ["Change", "Comparison", "Hit", "compare", "negation_hint", "search"]
+__all__ = ["Hit", "negation_hint", "search"]
 
 
 @dataclass(frozen=True)
@@ -23,32 +23,6 @@ class Hit:
     path: Path
     score: float
     rank: int
-
-
-@dataclass(frozen=True)
-class Change:
-    """One image under two encoders; ranks count from 1 over the whole index."""
-
-    path: Path
-    rank_before: int
-    rank_after: int
-    score_before: float
-    score_after: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The same query by two encoders.
-
-    Attributes:
-        query: the query.
-        found: the best ``k`` after, best first.
-        left: those of the best ``k`` before that are no longer among them, by their rank before.
-    """
-
-    query: str
-    found: list[Change]
-    left: list[Change]
 
 
 def search(
@@ -79,60 +53,6 @@ def search(
         order = top_k(scores, positions, k)
         scores, positions = scores[order], positions[order]
     return [Hit(index.path(p), float(s), rank) for rank, (s, p) in enumerate(zip(scores, positions, strict=True), 1)]
-
-
-def compare(
-    index: ImageIndex,
-    before: DualEncoder,
-    after: DualEncoder,
-    query: str,
-    k: int = 12,
-    *,
-    rerank: int = 0,
-    on_long: OnLong = "warn",
-) -> Comparison:
-    """Search with two encoders (typically: without and with a patch) and give each image's rank under both.
-
-    Args:
-        index: an index made by the image side of both.
-        before: the encoder to compare with.
-        after: the encoder whose best ``k`` are shown.
-        query: what to look for.
-        k: how many; more than the index holds gives all of it.
-        rerank: as in :func:`search`, for ``after`` alone.
-        on_long: as in :func:`search`.
-
-    Raises:
-        ImageIndexError, ValueError: as :func:`search`.
-    """
-    _check(query, k, rerank, after)
-    scores, orders = [], []
-    everything = np.arange(len(index))
-    for encoder in (before, after):
-        index.check(encoder)
-        prepared = encoder.prepare_texts([query], on_long=on_long)
-        scores.append(index.scores(prepared.embedding[0].cpu()))
-        orders.append(top_k(scores[-1], everything, len(index)))
-    if rerank and len(index):
-        candidates = orders[1][: max(rerank, k)]
-        again = _second_opinion(index, after, candidates, prepared)
-        scores[1][candidates] = again
-        orders[1][: len(candidates)] = candidates[top_k(again, candidates, len(candidates))]
-    ranks = [np.empty(len(index), np.int64) for _ in orders]
-    for rank, order in zip(ranks, orders, strict=True):
-        rank[order] = np.arange(1, len(index) + 1)
-
-    def change(position: int) -> Change:
-        return Change(
-            index.path(position),
-            int(ranks[0][position]),
-            int(ranks[1][position]),
-            float(scores[0][position]),
-            float(scores[1][position]),
-        )
-
-    left = [position for position in orders[0][:k] if ranks[1][position] > k]
-    return Comparison(query, [change(p) for p in orders[1][:k]], [change(p) for p in left])
 
 
 def negation_hint(query: str, patched: bool, model: str = "", *, served: bool = False) -> str | None:
