@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -110,6 +110,7 @@ class Gallery(ABC):
     """Image vectors that can be searched.
 
     Attributes:
+        error: what it raises of itself.
         name: for messages: a path or a URL.
         backbone: the name of the encoder that made the vectors, fit for :func:`clipmend.load`; empty where unknown.
         image_digest: the digest of its image side (:attr:`Fingerprint.image`); empty where unknown.
@@ -117,6 +118,7 @@ class Gallery(ABC):
         fields: the fields that conditions may name, with their types.
     """
 
+    error: ClassVar[type[GalleryError]] = GalleryError
     name: str
     backbone: str
     image_digest: str
@@ -196,14 +198,10 @@ class Gallery(ABC):
         Raises:
             GalleryError: another digest of the image side, or another width.
         """
-        if self.image_digest and encoder.fingerprint.image != self.image_digest:
-            raise GalleryError(
-                f"{self.name} was made by {self.backbone!r} (image side {self.image_digest[:12]}), not by {encoder.name!r} "
-                f"({encoder.fingerprint.image[:12] or 'no image side'}): their vectors cannot be compared. Use the encoder that "
-                "made it, or make another index"
-            )
+        if self.image_digest:
+            check_image_side(self.name, self.backbone, self.image_digest, encoder, self.error)
         if encoder.embed_dim != self.embed_dim:
-            raise GalleryError(
+            raise self.error(
                 f"{self.name} holds vectors of {self.embed_dim} dimensions, {encoder.name!r} makes {encoder.embed_dim}: they "
                 "cannot be compared. Use the encoder that made it"
             )
@@ -216,6 +214,20 @@ class Gallery(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_image_side(name: str, backbone: str, image_digest: str, encoder: DualEncoder, error: type[GalleryError]) -> None:
+    """Refuse an encoder whose image side did not make the vectors of ``name``, by the digests of the two.
+
+    Raises:
+        GalleryError: they differ; of the given class.
+    """
+    if encoder.fingerprint.image != image_digest:
+        raise error(
+            f"{name} was made by {backbone!r} (image side {image_digest[:12]}), not by {encoder.name!r} "
+            f"({encoder.fingerprint.image[:12] or 'no image side'}): their vectors cannot be compared. Use the encoder that "
+            "made it, or make another index"
+        )
 
 
 class WritableGallery(Gallery):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clipmend.data.images import display_path
-from clipmend.search import build, migrate, store
+from clipmend.search import creating, migrate, store
 from clipmend.search.build import Folders, UpdateReport, build_index
 from clipmend.search.columns import ImportReport, import_columns
 from clipmend.search.database import Database
@@ -102,7 +102,7 @@ class ImageIndex(IndexReader, WritableGallery):
                     f"{image_digest[:12] or 'unknown'}); choose another folder"
                 )
         else:
-            build.create(directory, backbone, image_digest, embed_dim, dtype)
+            creating.create(directory, backbone, image_digest, embed_dim, dtype)
         with store.locked(directory):
             database = Database(directory, store.read_manifest(directory))
             try:

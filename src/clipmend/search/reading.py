@@ -14,7 +14,6 @@ import numpy as np
 from clipmend.data.images import display_path
 from clipmend.search import migrate, store
 from clipmend.search.arrays import file_within, known_path
-from clipmend.search.build import check_same_encoder
 from clipmend.search.database import Connections, raw, where_sql
 from clipmend.search.exact import CHUNK, Layout, top_k
 from clipmend.search.gallery import Condition, FieldType, Gallery, Item, Nearest, int64_ids
@@ -23,7 +22,7 @@ from clipmend.search.snapshot import Entries, Snapshot
 from clipmend.search.store import ImageIndexError
 
 if TYPE_CHECKING:
-    from clipmend.backbones.base import DualEncoder
+    pass
 
 __all__ = ["IndexReader"]
 
@@ -35,6 +34,8 @@ _BASE_COLUMNS = ("id", "path", "folder", "name", "date", "size", "width", "heigh
 
 class IndexReader(Gallery):
     """The reading half of :class:`clipmend.search.index.ImageIndex`, which see."""
+
+    error = ImageIndexError
 
     def __init__(self, directory: Path, *, verify: bool = False) -> None:
         self.directory = directory
@@ -59,20 +60,6 @@ class IndexReader(Gallery):
     def _snapshot(self) -> Snapshot:
         loaded = self._loaded
         return loaded if loaded is not None else self._load()
-
-    def check(self, encoder: DualEncoder) -> None:
-        """Refuse an encoder whose image side did not make this index; a patch over the same backbone is welcome.
-
-        Raises:
-            ImageIndexError: the digests of the image sides differ.
-        """
-        if self.image_digest:
-            check_same_encoder(self.directory, self._manifest, encoder)
-        if encoder.embed_dim != self.embed_dim:
-            raise ImageIndexError(
-                f"{self.name} holds vectors of {self.embed_dim} dimensions, {encoder.name!r} makes {encoder.embed_dim}: they "
-                "cannot be compared. Use the encoder that made it"
-            )
 
     def __len__(self) -> int:
         return len(self._snapshot.ids)
