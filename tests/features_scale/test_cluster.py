@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,9 +156,12 @@ def test_two_nodes_give_the_bytes_of_one_process(whole: Path, model: str, pictur
 
 
 def test_a_refusal_in_a_worker_is_one_line(model: str, tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = made.pictures(tmp_path / "p", 12, poisoned=False)
+    data = made.pictures(tmp_path / "p", 60, poisoned=False)
+    import ray
+
     from clipmend.features import make as module
 
+    before = {thread.name for thread in threading.enumerate()} | {"tqdm_monitor", "Prefetcher"}  # the latter waits, with nothing to do
     original = module.write_lines
 
     def write(path: Path, rows: Any) -> None:
@@ -168,3 +172,6 @@ def test_a_refusal_in_a_worker_is_one_line(model: str, tmp_path: Path, cluster: 
     with pytest.raises(ValueError, match=r"^unit-00002 of images: image 8, .*08.png, changed while its features were made"):
         make_features(model, data, tmp_path / "out", ray=cluster, texts=False, **MADE)
     assert not list((tmp_path / "out").rglob("*.tmp-*"))
+    # What was left undone has ended too: a thread that went on would connect this process to the cluster anew.
+    assert {thread.name for thread in threading.enumerate()} <= before
+    assert not ray.is_initialized()

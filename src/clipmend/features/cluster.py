@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +80,13 @@ def run_on_ray(
             num_gpus=1 if gpu else 0,
         )
         try:
-            for row in made.iter_rows():
-                if row["error"]:
-                    raise ValueError(row["error"])
-                done()
+            # No thread may have work left when Ray is shut down: its next call would connect this process to a cluster anew. So nothing
+            # is fetched ahead (the answers are a line each), and a run that is given up is closed here, before the error is told.
+            with closing(iter(made.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))) as answers:
+                for error in (error for answer in answers for error in answer["error"]):
+                    if error:
+                        raise ValueError(error)
+                    done()
         finally:
             for mark in job.folder.glob("*/*.tmp-attempts"):
                 mark.unlink(missing_ok=True)

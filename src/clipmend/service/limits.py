@@ -32,8 +32,9 @@ _MEDIA = {
 _LAST = 1.0
 """Seconds that a busy thread is still given when the time for an orderly end is over."""
 
-_LOGIN = 1 << 15
-"""Bytes of a body that anybody may send, who has no token yet: they share what is held at once with who has."""
+_LOGIN = 1 << 16
+"""Bytes of a body that anybody may send, who has no token yet: they share what is held at once with who has. The longest token that
+the description allows fits, also where each of its letters is written as two escapes of 6 bytes."""
 
 _UPLOADS_AT_A_TIME = 8
 """So many of the largest uploads are held in memory at once, over all clients."""
