@@ -161,7 +161,8 @@ def test_a_refusal_in_a_worker_is_one_line(model: str, tmp_path: Path, cluster: 
 
     from clipmend.features import make as module
 
-    before = {thread.name for thread in threading.enumerate()} | {"tqdm_monitor", "Prefetcher"}  # the latter waits, with nothing to do
+    idle = {"tqdm_monitor", "Prefetcher"}  # Ray leaves the latter waiting, with nothing to do
+    before = {thread.name for thread in threading.enumerate()} | idle
     original = module.write_lines
 
     def write(path: Path, rows: Any) -> None:

@@ -77,10 +77,13 @@ def run_bash(block: Block, folder: Path) -> None:
 # Pages whose commands each start a Python of their own, half a minute or more together; CI runs them with the slow tests.
 LONG = (
     "benchmark.md",
+    "data-formats.md",
     "dense-evaluation.md",
     "drop-in.md",
     "features.md",
+    "filter.md",
     "indexing.md",
+    "quickstart.md",
     "reproduce.md",
     "searching.md",
     "service.md",

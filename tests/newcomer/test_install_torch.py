@@ -46,6 +46,7 @@ def test_nothing_is_installed_where_torch_is_there(monkeypatch: pytest.MonkeyPat
     assert "used as it is" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_environment_shares_this_interpreters_packages_or_does_not(tmp_path: Path) -> None:
     script = Path(install_torch.__file__).with_name("make_environment.py")
 

@@ -121,6 +121,7 @@ def test_what_takes_too_long_is_told_so(start: Start, tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path) if line["level"] == "error"]
 
 
+@pytest.mark.slow
 def test_who_has_gone_is_not_worked_for(start: Start, tmp_path: Path) -> None:
     """Clients that ask and leave at once: only what had begun is finished, 32 of them, and nobody waits for the others."""
     _, url = start(seconds=0.1)
@@ -140,7 +141,7 @@ def test_who_has_gone_is_not_worked_for(start: Start, tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path) if line["level"] == "error"]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_what_never_ends_is_left(start: Start, tmp_path: Path, sent: signal.Signals) -> None:
     """A forward pass of minutes: its client is told, and the process ends in time for whoever supervises it."""
     process, url = start(seconds=300, patience=1)
@@ -155,6 +156,7 @@ def test_what_never_ends_is_left(start: Start, tmp_path: Path, sent: signal.Sign
     assert not [line for line in lines(tmp_path) if line["level"] == "error"]
 
 
+@pytest.mark.slow
 def test_odd_requests_and_clients_that_leave(start: Start, tmp_path: Path) -> None:
     """Bytes that no client library would send; the service answers or hangs up, and goes on."""
     _, url = start(seconds=0.3)

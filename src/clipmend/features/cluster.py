@@ -80,8 +80,8 @@ def run_on_ray(
             num_gpus=1 if gpu else 0,
         )
         try:
-            # No thread may have work left when Ray is shut down: its next call would connect this process to a cluster anew. So nothing
-            # is fetched ahead (the answers are a line each), and a run that is given up is closed here, before the error is told.
+            # No thread may have work left when Ray is shut down: its next call would connect this process to a cluster anew. So
+            # nothing is fetched ahead (the answers are a line each), and a run given up is closed here, before its error is told.
             with closing(iter(made.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))) as answers:
                 for error in (error for answer in answers for error in answer["error"]):
                     if error:

@@ -240,8 +240,8 @@ def train(
         shape: of the decoder; its ``embed_dim`` is taken from the encoder.
         checkpoint_every: steps between checkpoints.
         stop_after: leave after this many steps in all, with a checkpoint, as a kill would.
-        compiled: train through ``torch.compile``, which needs a C++ compiler and some minutes at the start. With it, or with another
-            processor, a resumed training ends near the uninterrupted one instead of exactly on it.
+        compiled: train through ``torch.compile``, which needs a C++ compiler and some minutes at the start. With it, or with
+            another processor, a resumed training ends near the uninterrupted one instead of exactly on it.
         progress: bars, on a terminal.
         report: print losses and speed every 50 steps.
 
