@@ -23,6 +23,7 @@ from clipmend.search.searcher import Searcher
 from clipmend.service import errors, requests
 from clipmend.service.core import Service
 from clipmend.service.errors import ServiceError
+from clipmend.service.head import Head, is_head
 from clipmend.service.limits import BodyLimit, Crew, Leaving
 from clipmend.service.logs import AccessLog
 from clipmend.service.metrics import CONTENT_TYPE, Metrics
@@ -124,6 +125,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     app.add_middleware(Leaving, metrics=metrics)
     app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Head)
     app.add_middleware(AccessLog, metrics=metrics)
     app.add_middleware(Headers)
 
@@ -201,13 +203,13 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         },
         openapi_extra=_SECURED,
     )
-    async def image(id: _IMAGE_ID, known: _KNOWN = None) -> Response:
+    async def image(request: Request, id: _IMAGE_ID, known: _KNOWN = None) -> Response:
         """The file of an image, if it is a JPEG, PNG, GIF, WebP, AVIF or BMP."""
         shown, file = await pictures.run(thumbnails.image, id, known)
         kept = {"ETag": shown.etag, "Cache-Control": "private, max-age=60", "Content-Disposition": "inline"}
         if file is None:
             return Response(status_code=304, headers=kept)
-        return StreamingResponse(_chunks(file), headers=kept, media_type=shown.media_type)
+        return StreamingResponse(_chunks(file, 0 if is_head(request.scope) else None), headers=kept, media_type=shown.media_type)
 
     # ---- embeddings ---------------------------------------------------------------------------------------------------------
 
@@ -324,7 +326,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     return app
 
 
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+def _chunks(file: IO[bytes], most: int | None = None) -> Iterator[bytes]:
     with file:
-        while chunk := file.read(_CHUNK):
+        while most != 0 and (chunk := file.read(_CHUNK)):
             yield chunk

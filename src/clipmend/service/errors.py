@@ -82,7 +82,9 @@ def install(app: FastAPI) -> None:
         message = {404: "there is nothing at this address", 405: "this address does not take this method"}.get(
             error.status_code, str(error.detail)
         )
-        if error.status_code == 405 and (wanted := dict(error.headers or {}).get("Allow")):
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (wanted := headers.get("Allow")):
             message += f": send the request by {wanted}"
+            headers["Allow"] = "GET, HEAD" if wanted == "GET" else wanted
         kind = _TYPES.get(error.status_code, "error")
-        return JSONResponse(error_body(message, kind), error.status_code, dict(error.headers or {}))
+        return JSONResponse(error_body(message, kind), error.status_code, headers)
