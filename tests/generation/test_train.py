@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from clipmend.data.scenes import make_scenes
 from clipmend.generation.sampling import SceneGenerator, load_generator, noise_of
@@ -134,6 +139,58 @@ def test_nothing_or_something_else_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         load_generator(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda config, weights: config["decoder"].update(widths=[20, 32]), "widths must be"),
+        (lambda config, weights: config.update(decoder=[1]), "not a mapping"),
+        (lambda config, weights: config.update(text_digest=5), "text_digest is of another type"),
+        (lambda config, weights: config.update(training=[1]), "training is of another type"),
+        (lambda config, weights: weights.update({"other.weight": torch.zeros(1)}), "other.weight is of no generator"),
+        (lambda config, weights: weights["decoder.nothing"].fill_(float("nan")), "decoder.nothing holds values that are not"),
+        (lambda config, weights: weights.pop("decoder.nothing"), "nothing"),
+    ],
+)
+def test_a_folder_with_something_wrong_is_named_with_what_is(
+    trained: tuple[Path, SceneGenerator], tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], Any], told: str
+) -> None:
+    config, weights = json.loads((trained[0] / "config.json").read_text()), load_file(trained[0] / "model.safetensors")
+    change(config, weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=told) as stop:
+        load_generator(tmp_path)
+    assert str(tmp_path) in str(stop.value)
+
+
+def test_a_config_in_another_encoding_is_named(trained: tuple[Path, SceneGenerator], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes('{"backbone": "é"}'.encode("latin-1"))
+    (tmp_path / "model.safetensors").write_bytes((trained[0] / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        load_generator(tmp_path)
+
+
+def test_weights_that_half_precision_cannot_hold_are_not_saved(trained: tuple[Path, SceneGenerator], tmp_path: Path) -> None:
+    generator = load_generator(trained[0])
+    generator.decoder.nothing.data.fill_(1e6)
+    with pytest.raises(ValueError, match=r"decoder\.nothing"):
+        generator.save(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    generator.save(tmp_path, torch.float32)
+    assert float(load_generator(tmp_path).decoder.nothing.max()) == 1e6
+
+
+def test_what_cannot_be_drawn_with_is_refused(trained: tuple[Path, SceneGenerator]) -> None:
+    _, generator = trained
+    condition = generator.of_texts(torch.randn(1, 16))
+    for options, told in (
+        ({"guidance": float("inf")}, "guidance"), ({"guidance": float("nan")}, "guidance"), ({"shift": float("inf")}, "shift"),
+        ({"batch_size": 0}, "batch_size"), ({"guidance": 1e39}, "not finite"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=told):
+            generator.sample(condition, [0], **{"steps": 2, **options})
 
 
 def test_the_basis_keeps_everything_where_all_components_are_kept() -> None:

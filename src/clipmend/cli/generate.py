@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from enum import Enum
 from pathlib import Path
 
@@ -20,7 +22,7 @@ class Steps(str, Enum):
 _HELP = """Draw scenes for PROMPT with the small generator of the drawn world, and write a sheet: with a patch, the upper row of
 each pair is drawn from the plain embedding and the lower from the mended one, with the same noise.
 
-The generator knows the drawn world alone ('clipmend scenes'). Extra: pip install 'clipmend[generate]'.
+The generator knows the drawn world alone ('clipmend scenes'). Extra: pip install 'clipmend\\[generate]'.
 
 [bold]Example[/bold]
 
@@ -54,16 +56,21 @@ def register(app: typer.Typer) -> None:
             raise ValueError("the prompt is empty; say what to draw")
         if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
             raise ValueError(f"{out} must end in .png or .jpg")
-        if out.exists() and not overwrite:
-            raise ValueError(f"{out} is there already; choose another file, or replace it with --overwrite")
+        _check_place(out, overwrite)
+        if not math.isfinite(guidance):
+            raise ValueError(f"--guidance must be a number, not {guidance:g}")
         refuse_without_patch(patch, strength=strength != 1, gate=gate is not None)
         from PIL import Image
 
         from clipmend.data.sheets import contact_sheet
         from clipmend.generation.sampling import load_generator
+        from clipmend.negation.gate import has_negation
 
-        drawer = load_generator(generator)
+        load_generator(generator)  # read before the model, which takes longer: a broken one is told of at once
         plain, mended = load_encoder(model, device, patch, strength, gate)
+        drawer = load_generator(generator, plain.device)
+        if patch is not None and not has_negation(prompt):
+            typer.echo("note: no negation cue (English) in the prompt, so that before and after should differ little", err=True)
         seeds = list(range(seed, seed + count))
         encoders = [plain] if patch is None else [plain, mended]
         drawn = [
@@ -83,8 +90,24 @@ def register(app: typer.Typer) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f".{out.name}.part{out.suffix}")
         try:
-            sheet.save(part)
+            try:
+                sheet.save(part)
+            except OSError as error:  # a full disk, say: name the file that was asked for
+                raise OSError(f"{out} cannot be written: {error.strerror or error}") from error
             part.replace(out)
         finally:
             part.unlink(missing_ok=True)
         typer.echo(f"written: {out} ({count} images{', before and after' if patch is not None else ''})")
+
+
+def _check_place(out: Path, overwrite: bool) -> None:
+    """Before anything is drawn: can a sheet be written to ``out``?"""
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder; name a file in it: {out / 'sheet.png'}")
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} is there already; choose another file, or replace it with --overwrite")
+    there = next(folder for folder in out.absolute().parents if folder.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there} is a file, so that there can be no {out}; choose another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder {there} cannot be written to; choose another one for {out.name}")

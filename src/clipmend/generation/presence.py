@@ -186,9 +186,11 @@ def load_presence_judge(folder: str | Path) -> PresenceJudge:
         about = json.loads((where / "config.json").read_text(encoding="utf-8"))
         net = PresenceNet(about["width"])
         net.load_state_dict({k: v.float() for k, v in load_file(where / "model.safetensors").items()})
+        if not all(value.isfinite().all() for value in net.state_dict().values()):
+            raise ValueError("some weights are not finite")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise OSError(f"{where}: no trained judge there; make one with python -m clipmend.generation.presence") from error
-    except (json.JSONDecodeError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
+    except (SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:  # UnicodeDecodeError too
         raise ValueError(f"{where}: model.safetensors and config.json are not those of a judge: {error}") from error
     return PresenceJudge(net, about)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -145,11 +146,16 @@ class SceneGenerator:
             uint8 ``[N, S, S, 3]``.
 
         Raises:
-            ValueError: not one seed for each image, a condition of another size, or one that is not finite.
+            ValueError: not one seed for each image, a condition of another size, one that is not finite, a guidance that is not,
+                or images that come out so.
         """
         count, size = len(condition), self.decoder.config.embed_dim
         if len(seeds) != count or (away is not None and len(away) != count):
             raise ValueError(f"{count} conditions need as many seeds and conditions to steer from, not {len(seeds)}")
+        if not math.isfinite(guidance) or not math.isfinite(shift):
+            raise ValueError(f"guidance and shift must be numbers, not {guidance:g} and {shift:g}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         for one in (condition, away):
             if one is not None and (one.vectors.shape[1:] != (size,) or not one.vectors.isfinite().all()):
                 raise ValueError(f"a condition must be finite, {size} numbers an image, not {list(one.vectors.shape)}")
@@ -179,7 +185,13 @@ class SceneGenerator:
                 return base + guidance * (wanted - base)
 
             latents = integrate(velocity, noise, steps, method, shift)
-        pixels = net.pixels(latents).clamp(-1, 1)
+        pixels = net.pixels(latents)
+        if not pixels.isfinite().all():
+            raise ValueError(
+                f"the drawn images are not finite: with guidance {guidance:g} the flow leaves all bounds; choose a smaller "
+                "one, or more steps"
+            )
+        pixels = pixels.clamp(-1, 1)
         return ((pixels + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
     def _told(self, condition: Condition, rows: slice) -> Tensor:
@@ -190,16 +202,19 @@ class SceneGenerator:
         """Write ``model.safetensors`` and ``config.json`` to a folder, each beside its place and renamed into it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written. ValueError: weights that are not finite, or too large for ``dtype``.
         """
         where = Path(folder)
-        where.mkdir(parents=True, exist_ok=True)
         parts = {"decoder.": self.decoder, "prior.": self.prior}
         weights = {
             prefix + name: value.detach().to("cpu", dtype).contiguous()
             for prefix, module in parts.items()
             for name, value in module.state_dict().items()
         }
+        broken = [name for name, value in weights.items() if not value.isfinite().all()]
+        if broken:
+            raise ValueError(f"{broken[0]} is not finite in {str(dtype).removeprefix('torch.')}: such a generator draws nothing")
+        where.mkdir(parents=True, exist_ok=True)
         config = {
             "decoder": self.decoder.config.to_dict(),
             "prior": {"text_dim": self.prior.weight.shape[1], "image_dim": self.prior.weight.shape[0]},
@@ -228,21 +243,27 @@ def load_generator(name: str | Path = "scenes", device: str | torch.device | Non
         weights = {key: value.float() for key, value in load_file(where / "model.safetensors").items()}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise OSError(f"{where}: no trained generator there; make one with python -m clipmend.generation.train") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{where / 'config.json'}: not JSON ({error})") from error
     except SafetensorError as error:
         raise ValueError(f"{where / 'model.safetensors'} cannot be read ({error})") from error
     try:
+        about = {name: config.get(name, "") for name in ("backbone", "image_digest", "text_digest")}
+        wrong = [name for name, value in about.items() if not isinstance(value, str)]
+        if wrong or not isinstance(config.get("training", {}), dict):
+            raise TypeError(f"{wrong[0] if wrong else 'training'} is of another type in config.json")
+        strange = [name for name in weights if not name.startswith(("decoder.", "prior."))]
+        broken = [name for name, value in weights.items() if not value.isfinite().all()]
+        if strange or broken:
+            raise ValueError(f"{strange[0]} is of no generator" if strange else f"{broken[0]} holds values that are not finite")
         decoder = SceneDecoder(DecoderConfig.from_dict(config["decoder"]))
         prior = LinearPrior(**config["prior"])
         for prefix, module in (("decoder.", decoder), ("prior.", prior)):
             module.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, RuntimeError, ValueError, AttributeError) as error:
         raise ValueError(f"{where}: model.safetensors and config.json are not those of a generator: {error}") from error
-    return SceneGenerator(
-        decoder.to(device or "cpu"), prior.to(device or "cpu"), config.get("backbone", ""), config.get("image_digest", ""),
-        config.get("text_digest", ""), config.get("training", {}),
-    )  # fmt: skip
+    training = config.get("training", {})
+    return SceneGenerator(decoder.to(device or "cpu"), prior.to(device or "cpu"), **about, training=training)
 
 
 def noise_of(seed: int, config: DecoderConfig) -> Tensor:
