@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +143,149 @@ def test_nothing_or_something_else_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         load_generator(tmp_path)
+
+
+def weights_of(generator: SceneGenerator) -> dict[str, Tensor]:
+    return generator.decoder.state_dict()
+
+
+def test_in_bfloat16_it_learns_and_goes_on_to_equal_weights(encoder: RandomDualEncoder, tmp_path: Path) -> None:
+    config = replace(CONFIG, steps=12, bfloat16=True)
+    whole = train(encoder, tmp_path / "whole", config, SHAPE)
+    train(encoder, tmp_path / "parts", config, SHAPE, stop_after=5)
+    resumed = train(encoder, tmp_path / "parts", config, SHAPE)
+    plain = weights_of(train(encoder, tmp_path / "plain", replace(config, bfloat16=False), SHAPE))
+    for name, value in weights_of(whole).items():
+        assert value.dtype == torch.float32, name
+        assert torch.equal(value, weights_of(resumed)[name]), name
+        if value.numel() > 8 and float(plain[name].std()) > 0:  # near what float32 learns, and not the same
+            assert float((value - plain[name]).norm()) <= 0.2 * float(plain[name].norm()) + 0.05, name
+    assert not torch.equal(weights_of(whole)["blocks.0.conv1.weight"], plain["blocks.0.conv1.weight"])
+    assert whole.training["bfloat16"] is True
+    train(encoder, tmp_path / "other", config, SHAPE, stop_after=2)
+    with pytest.raises(ValueError, match=r"bfloat16: True there, False now"):
+        train(encoder, tmp_path / "other", replace(config, bfloat16=False), SHAPE)
+
+
+def test_a_compiled_training_computes_through_the_compiled_network_and_saves_the_plain_one(
+    encoder: RandomDualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def compiled(net: torch.nn.Module) -> Callable[..., Tensor]:
+        def run(*arguments: Tensor) -> Tensor:
+            calls.append(len(arguments))
+            return net(*arguments)
+
+        return run
+
+    config = replace(CONFIG, steps=4)
+    plain = weights_of(train(encoder, tmp_path / "plain", config, SHAPE))
+    monkeypatch.setattr(torch, "compile", compiled)
+    train(encoder, tmp_path / "compiled", config, SHAPE, compiled=True, stop_after=2)
+    found = weights_of(train(encoder, tmp_path / "compiled", config, SHAPE, compiled=False))  # goes on without
+    assert calls == [3, 3]
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_compiled_it_learns_what_it_learns_plain(encoder: RandomDualEncoder, tmp_path: Path, bfloat16: bool) -> None:
+    config = replace(CONFIG, steps=6, bfloat16=bfloat16)
+    plain = train(encoder, tmp_path / "plain", config, SHAPE)
+    train(encoder, tmp_path / "compiled", config, SHAPE, compiled=True, stop_after=3)
+    found = train(encoder, tmp_path / "compiled", config, SHAPE, compiled=True)
+    assert found.training["losses"]["flow"] == pytest.approx(plain.training["losses"]["flow"], rel=0.05)
+    for name, value in weights_of(plain).items():
+        if value.dim() > 1:
+            assert float((weights_of(found)[name] - value).norm()) <= 0.1 * float(value.norm()) + 0.02, name
+    assert load_generator(tmp_path / "compiled").training["steps_done"] == 6
+
+
+def test_a_training_that_diverges_stops_and_keeps_its_last_checkpoint(
+    encoder: RandomDualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, steps=8)
+    train(encoder, tmp_path, config, SHAPE, stop_after=3)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    monkeypatch.setattr(SceneDecoder, "forward", lambda self, x, t, told: x * float("nan") * told.sum())
+    with pytest.raises(ValueError, match="step 4: the gradient is no longer finite"):
+        train(encoder, tmp_path, config, SHAPE, checkpoint_every=1)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a checkpoint"])
+def test_a_damaged_checkpoint_or_cache_is_named(encoder: RandomDualEncoder, tmp_path: Path, damage: bytes) -> None:
+    config = replace(CONFIG, steps=8)
+    train(encoder, tmp_path, config, SHAPE, stop_after=2)
+    good = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(damage)
+    passes = encoder.image_passes
+    with pytest.raises(ValueError, match=r"checkpoint\.pt cannot be read .* delete it"):
+        train(encoder, tmp_path, config, SHAPE)
+    (tmp_path / "checkpoint.pt").write_bytes(good)
+    (cache,) = tmp_path.glob("embeddings-*.safetensors")
+    cache.write_bytes(damage)
+    with pytest.raises(ValueError, match=r"embeddings-.* cannot be read .* delete it"):
+        train(encoder, tmp_path, config, SHAPE)
+    assert encoder.image_passes == passes
+    cache.unlink()
+    assert train(encoder, tmp_path, config, SHAPE).training["steps_done"] == 8
+
+
+def test_a_finished_generator_is_not_trained_over(
+    trained: tuple[Path, SceneGenerator], encoder: RandomDualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _ = trained
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="holds a generator that is finished"):
+        train(encoder, out, CONFIG, SHAPE)
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps": 0}, {"learning_rate": 0.0}, {"learning_rate": math.nan}, {"learning_rate": math.inf}, {"warm_up": 0},
+        {"seed": -1}, {"time_std": 0.0}, {"time_mean": math.nan}, {"weight_decay": -1.0}, {"dropped": 1.0}, {"refined": -1},
+    ],
+)  # fmt: skip
+def test_impossible_trainings_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        TrainConfig(**values)
+
+
+@pytest.mark.parametrize("module", ["train", "presence", "experiment"])
+def test_the_command_lines_refuse_in_one_line(module: str, tmp_path: Path) -> None:
+    wrong = ["--judge", str(tmp_path), "--prompts", "0"] if module == "experiment" else ["--steps", "0"]
+    arguments = ["--out", str(tmp_path / "out"), *wrong]
+    done = subprocess.run(
+        [sys.executable, "-m", f"clipmend.generation.{module}", *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_prior_reads_affirmative_captions_alone(
+    encoder: RandomDualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clipmend.negation.gate import has_negation
+
+    read: list[str] = []
+    plain = RandomDualEncoder.encode_texts
+
+    def listening(self: RandomDualEncoder, texts: list[str], **options: Any) -> Tensor:
+        read.extend(texts)
+        return plain(self, texts, **options)
+
+    monkeypatch.setattr(RandomDualEncoder, "encode_texts", listening)
+    train(encoder, tmp_path, replace(CONFIG, scenes=120, captions=4, steps=1), SHAPE)
+    assert len(read) == 480
+    assert not [text for text in read if has_negation(text)]
 
 
 @pytest.mark.parametrize(

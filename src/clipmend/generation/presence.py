@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_che
 from clipmend.data.images import open_image
 from clipmend.data.scenes import BACKGROUNDS, COLOURS, KINDS, Scene, make_scenes, render, scene_facts
 from clipmend.generation.prompts import THINGS
-from clipmend.generation.train import print_if
+from clipmend.generation.train import print_if, run_main
 
 __all__ = ["JudgeAccuracy", "JudgeConfig", "PresenceJudge", "PresenceNet", "load_presence_judge", "measure_judge", "train_judge"]
 
@@ -50,7 +51,7 @@ class JudgeConfig:
     """How the judge is trained: drawn scenes of the train split, seed, steps, and the damage that images are given.
 
     Args:
-        scenes, seed, steps, batch_size, learning_rate: as usual; a cosine.
+        scenes, seed, steps, batch_size, learning_rate: as usual; the rate falls to 0 along a line.
         noise: most noise added to pixels in -1..1, and the most share of a blurred copy is ``blur``: generated images are not as
             clean as drawn ones, and the judge is to read through that.
         width: channels.
@@ -64,6 +65,12 @@ class JudgeConfig:
     noise: float = 0.15
     blur: float = 0.7
     width: int = 48
+
+    def __post_init__(self) -> None:
+        if min(self.scenes, self.steps, self.batch_size) < 1 or self.width < 2 or self.seed < 0:
+            raise ValueError("scenes, steps and batch_size must be at least 1, width at least 2, and seed not negative")
+        if not (0 < self.learning_rate < math.inf and 0 <= self.noise < math.inf and 0 <= self.blur <= 1):
+            raise ValueError("learning_rate must be above 0, noise at least 0, both finite, and blur a share between 0 and 1")
 
 
 class PresenceNet(nn.Module):
@@ -293,10 +300,15 @@ def train_judge(
         report: print losses every 50 steps.
 
     Raises:
-        ValueError: the folder holds a checkpoint of another training, or is in use.
+        ValueError: the folder holds a checkpoint of another training, or a judge that is finished, or is in use; a gradient that
+            is no longer finite.
     """
     out, config = Path(out), config or JudgeConfig()
+    if checkpoint_every < 1 or (stop_after is not None and stop_after < 1):
+        raise ValueError(f"checkpoint_every and stop_after must be at least 1, not {checkpoint_every} and {stop_after}")
     with exclusive(out):
+        if (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
+            raise ValueError(f"{out} holds a judge that is finished; choose another folder, or delete this one")
         scenes = make_scenes(config.scenes, config.seed, "train")
         drawn = np.stack([np.asarray(render(s, 64)) for s in track(scenes, len(scenes), "drawing scenes", progress)])
         pixels = torch.from_numpy(drawn)
@@ -326,7 +338,10 @@ def train_judge(
                 loss = judge_loss(net, batch, kinds[rows], colours[rows], places[rows])
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                if not nn.utils.clip_grad_norm_(net.parameters(), 1.0).isfinite():
+                    raise ValueError(
+                        f"step {number + 1}: the gradient is no longer finite; start again with a smaller learning rate"
+                    )
                 optimizer.step()
                 value, done = float(loss.detach()), number + 1
                 smooth = value if number == start else 0.95 * smooth + 0.05 * value
@@ -354,12 +369,18 @@ def _main() -> None:
     defaults = JudgeConfig()
     parser = argparse.ArgumentParser(prog="python -m clipmend.generation.presence", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for model.safetensors and config.json")
-    for name in ("scenes", "steps", "batch_size", "seed"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
+    for name, text in (
+        ("scenes", "drawn training scenes"),
+        ("steps", "steps"),
+        ("batch_size", "images a step"),
+        ("seed", "of all"),
+    ):
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{text} (default {default})")
     parser.add_argument("--checkpoint-every", type=int, default=250, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
     args = parser.parse_args()
-    if args.threads:
+    if args.threads > 0:
         torch.set_num_threads(args.threads)
     config = JudgeConfig(scenes=args.scenes, seed=args.seed, steps=args.steps, batch_size=args.batch_size)
     judge = train_judge(args.out, config, checkpoint_every=args.checkpoint_every, progress=True, report=True)
@@ -367,4 +388,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    run_main(_main)

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -81,6 +83,13 @@ class TrainConfig:
             raise ValueError("scenes, captions, steps and batch_size must be at least 1")
         if not (0 <= self.estimated <= 1 and 0 <= self.dropped < 1 and 0 <= self.average < 1):
             raise ValueError("estimated, dropped and average are shares between 0 and 1")
+        if min(self.seed, self.refined) < 0 or self.warm_up < 1:
+            raise ValueError("seed and refined must not be negative, and warm_up at least 1")
+        positive, others = (self.learning_rate, self.time_std), (self.weight_decay, self.refiner_noise)
+        if not all(0 < v < math.inf for v in positive) or not all(0 <= v < math.inf for v in others):
+            raise ValueError("learning_rate and time_std must be above 0, weight_decay and refiner_noise at least 0, and finite")
+        if not math.isfinite(self.time_mean):
+            raise ValueError(f"time_mean must be a number, not {self.time_mean}")
 
 
 @dataclass
@@ -124,7 +133,10 @@ def prepare(
     digest = hashlib.sha256(f"{fingerprint.to_dict()}{captions}{seed}".encode() + pixels.tobytes()).hexdigest()
     kept = None if cache is None else cache / f"embeddings-{digest[:16]}.safetensors"
     if kept is not None and kept.exists():
-        saved = load_file(kept)
+        try:
+            saved = load_file(kept)
+        except SafetensorError as error:
+            raise ValueError(f"{kept} cannot be read ({error}); delete it to embed the scenes again") from error
     else:
         images = [Image.fromarray(row) for row in pixels]
         plain = encoder.encode_images(images, batch_size=128, progress=progress)
@@ -198,7 +210,12 @@ class _Training:
             group["lr"] = config.learning_rate * min(1.0, (number + 1) / config.warm_up) * _cosine(number, config.steps)
         self.optimizer.zero_grad(set_to_none=True)
         torch.stack(list(losses.values())).sum().backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        length = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        if not length.isfinite():  # before it gets into weights and checkpoints
+            raise ValueError(
+                f"step {number + 1}: the gradient is no longer finite; start again, with a smaller learning rate, from the last "
+                "checkpoint or from none"
+            )
         self.optimizer.step()
         decay = min(config.average, (1 + number) / (10 + number))  # early weights are not worth remembering
         with torch.no_grad():
@@ -246,12 +263,24 @@ def train(
         report: print losses and speed every 50 steps.
 
     Raises:
-        ValueError: the folder holds a checkpoint of another training, or is in use.
+        ValueError: the folder holds a checkpoint of another training, or a generator that is finished, or is in use; a loss that is
+            no longer finite, in which case the last checkpoint stays as it was.
         ImportError: diffusers is not installed.
     """
     out, config = Path(out), config or TrainConfig()
+    if checkpoint_every < 1 or (stop_after is not None and stop_after < 1):
+        raise ValueError(f"checkpoint_every and stop_after must be at least 1, not {checkpoint_every} and {stop_after}")
     shape = DecoderConfig.from_dict({**(shape or DecoderConfig()).to_dict(), "embed_dim": encoder.embed_dim})
     with exclusive(out):
+        fingerprint = encoder.fingerprint
+        identity = json.dumps({"train": asdict(config), "shape": shape.to_dict(), "encoder": fingerprint.to_dict()})
+        place = out / CHECKPOINT
+        saved: dict[str, Any] | None = None
+        if place.exists():  # read first: scenes take minutes
+            keys = ("net", "average", "optimizer", "step", "seconds")
+            saved = load_checkpoint(place, identity, keys, torch.device("cpu"), what="training of a generator")
+        elif (out / "model.safetensors").exists():
+            raise ValueError(f"{out} holds a generator that is finished; choose another folder, or delete this one")
         scenes = make_scenes(config.scenes, config.seed, "train")
         data = prepare(encoder, scenes, shape.image_size, config.captions, config.seed, cache=out, progress=progress)
         fitted = fit_prior(data.texts, data.embeddings[0][data.owners], data.owners)
@@ -261,15 +290,11 @@ def train(
             f"{len(data.pixels)} scenes; the prior explains {fitted.r2:.3f} of image embeddings (penalty {fitted.penalty:g}); the "
             f"basis keeps {training.kept_variance:.4f}; {sum(p.numel() for p in training.net.parameters()):,} parameters",
         )
-        fingerprint = encoder.fingerprint
-        identity = json.dumps({"train": asdict(config), "shape": shape.to_dict(), "encoder": fingerprint.to_dict()})
-        place = out / CHECKPOINT
         start, spent = 0, 0.0
-        if place.exists():
-            keys = ("net", "average", "optimizer", "step", "seconds")
-            saved = load_checkpoint(place, identity, keys, torch.device("cpu"), what="training of a generator")
+        if saved is not None:
             training.restore(saved)
             start, spent = saved["step"], saved["seconds"]
+            saved = None
             print_if(report, f"going on at step {start}")
         began = time.process_time()
 
@@ -334,20 +359,39 @@ def print_if(show: bool, text: str) -> None:
         print(text, flush=True)
 
 
+def run_main(main: Callable[[], None]) -> None:
+    """Run a module's command line: what the library refuses is one line on standard error and exit status 1."""
+    try:
+        main()
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
 def _main() -> None:
     defaults = TrainConfig()
-    parser = argparse.ArgumentParser(prog="python -m clipmend.generation.train", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m clipmend.generation.train", description=(__doc__ or "").split("\n")[0],
+        epilog="The same command in the same folder goes on from the last checkpoint. Example: python -m clipmend.generation.train "
+        "--out generator --scenes 36000 --steps 10000",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder for model.safetensors and config.json")
     parser.add_argument("--model", default="scenes", help="backbone whose embeddings the generator reads")
-    for name in ("scenes", "steps", "batch_size", "seed", "captions"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
-    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
-    parser.add_argument("--checkpoint-every", type=int, default=200, help="steps between checkpoints")
+    told = {
+        "scenes": "drawn training scenes", "steps": "optimiser steps", "batch_size": "images a step",
+        "seed": "of scenes, captions, weights and batches", "captions": "affirmative captions a scene, for the prior",
+    }  # fmt: skip
+    for name, text in told.items():
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{text} (default {default})")
+    rate = defaults.learning_rate
+    parser.add_argument("--learning-rate", type=float, default=rate, help=f"its peak (default {rate:g})")
+    parser.add_argument("--checkpoint-every", type=int, default=200, help="steps between checkpoints (default 200)")
     parser.add_argument("--bfloat16", action="store_true", help="compute the decoder in bfloat16, where the processor has it")
     parser.add_argument("--compile", action="store_true", help="train through torch.compile (needs a C++ compiler)")
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
     args = parser.parse_args()
-    if args.threads:
+    if args.threads > 0:
         torch.set_num_threads(args.threads)
     import clipmend
 
@@ -363,4 +407,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    run_main(_main)
