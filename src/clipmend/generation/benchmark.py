@@ -138,6 +138,8 @@ def run_generation(
     """
     if not prompts:
         raise ValueError("no prompts to draw")
+    if not 0 < threshold <= 1:  # before hours of drawing
+        raise ValueError(f"the threshold is a probability, above 0 and at most 1, not {threshold:g}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different ones, one at least, not {list(seeds)}")
     target = Path(out)

@@ -1,25 +1,34 @@
 """The whole measurement in the drawn world: every way to leave a thing out, on prompts of every form, judged and scored.
 
-    python -m clipmend.generation.experiment --judge judge --out measured
+    python -m clipmend.generation.experiment --generator generator --judge judge --out measured
 
-Each way draws each prompt from the same noise, so that differences are paired. Rows "image embedding" draw from the embedding
-of a scene that the prompt is true of: what is lost there is the decoder's. "Denials left out" draws from the asserted part of the
-prompt alone: what is lost there and not in the former is the prior's, and what only the prompt as it stands loses, the embedding's.
+Each way draws each prompt from the same noise, so that differences are paired. Four rows tell where things are lost.
+
+- "Scene itself": drawn scenes that the prompts are true of, judged. What is lost there is the judge's.
+- "Image embedding" draws from the embeddings of these scenes. What is lost there besides is the decoder's.
+- "Denials left out" draws from the asserted part of a prompt alone. Presence that is lost there besides is the prior's, or was
+  never in the text embedding; what only the prompt as it stands loses goes with its denial.
+- "Any scene": how often scenes of the test split fit a prompt by chance. Their content is known, and no judge is asked. Most scenes
+  do not show a given kind, so that exclusion success begins there and not at 0: "denials left out" respects about that many.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
+import io
 import json
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -27,19 +36,21 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import track
 from clipmend.checkpoint import exclusive
 from clipmend.data.records import Caption
-from clipmend.data.scenes import make_scenes, render
+from clipmend.data.scenes import make_scenes, render, scene_facts
 from clipmend.data.sheets import contact_sheet
 from clipmend.generation.distance import frechet_distance, kernel_distance
+from clipmend.generation.flow import METHODS as FLOWS
 from clipmend.generation.presence import PresenceJudge, load_presence_judge
 from clipmend.generation.prompts import FORMS, THINGS, excluded, prompts_with_scenes, required
 from clipmend.generation.rivals import METHODS, conditions
 from clipmend.generation.sampling import Condition, SceneGenerator, load_generator, to_images
 from clipmend.generation.score import Score, negation_score, score_difference
-from clipmend.generation.train import print_if
+from clipmend.generation.train import print_if, run_main
 
-__all__ = ["TRUE_IMAGE", "ExperimentConfig", "Measured", "run_experiment", "table"]
+__all__ = ["SCENE", "TRUE_IMAGE", "ExperimentConfig", "Measured", "run_experiment", "table"]
 
-TRUE_IMAGE = "image embedding"
+TRUE_IMAGE, SCENE, ANY = "image embedding", "scene itself", "any scene"
+_SAMPLE = 100  # images to judge by hand
 
 
 @dataclass(frozen=True)
@@ -49,22 +60,38 @@ class ExperimentConfig:
     Args:
         prompts: of each form.
         seeds: images of each prompt.
-        methods: of :data:`~clipmend.generation.rivals.METHODS`, or ``"image embedding"``.
+        methods: of :data:`~clipmend.generation.rivals.METHODS`, or ``"image embedding"``, or ``"scene itself"``.
         subset: wordings and things denied.
         steps, guidance, method: of sampling.
         weight: of query arithmetic.
         threshold: from which probability on the judge counts a thing as there.
+
+    Raises:
+        ValueError: fewer than two images, an unknown or repeated method, or numbers outside their bounds.
     """
 
     prompts: int = 500
     seeds: int = 3
-    methods: tuple[str, ...] = (*METHODS, TRUE_IMAGE)
+    methods: tuple[str, ...] = (*METHODS, TRUE_IMAGE, SCENE)
     subset: str = "standard"
     steps: int = 12
     guidance: float = 2.0
     method: str = "heun"
     weight: float = 0.5
     threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if min(self.prompts, self.seeds, self.steps) < 1 or self.prompts * self.seeds < 2:
+            raise ValueError("prompts, seeds and steps must be at least 1, and images at least 2")
+        if not (math.isfinite(self.guidance) and math.isfinite(self.weight) and 0 < self.threshold <= 1):
+            raise ValueError("guidance and weight must be numbers, and threshold above 0 and at most 1")
+        if self.method not in FLOWS:
+            raise ValueError(f"unknown method of sampling {self.method!r}: choose one of {', '.join(FLOWS)}")
+        known = (*METHODS, TRUE_IMAGE, SCENE)
+        unknown = [method for method in self.methods if method not in known]
+        if unknown or not self.methods or len(set(self.methods)) < len(self.methods):
+            told = f"unknown method {unknown[0]!r}" if unknown else "one method at least, each once"
+            raise ValueError(f"{told}: choose of {', '.join(known)}")
 
 
 @dataclass
@@ -74,13 +101,16 @@ class Measured:
     Args:
         scores: by form and method.
         distances: by method, on affirmative prompts: ``frechet``, ``kernel`` and its ``error``, in the backbone's embedding space,
-            to as many drawn scenes of the test split.
+            to as many drawn scenes of the test split. ``"any scene"``: of as many others of these, which is the least to expect.
         config: what was drawn.
+        chance: by form, how often any drawn scene fits: ``score``, ``presence_recall``, ``exclusion_success`` (``None``: nothing
+            asks for it).
     """
 
     scores: dict[str, dict[str, Score]]
     distances: dict[str, dict[str, float]]
     config: ExperimentConfig
+    chance: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: scores, and the paired difference of each to ``"plain"``."""
@@ -95,7 +125,7 @@ class Measured:
                         name: None if value is None else {"difference": value.difference, "low": value.low, "high": value.high}
                         for name, value in vars(found).items()
                     }
-        return {"config": asdict(self.config), "scores": rows, "distances": self.distances}
+        return {"config": asdict(self.config), "scores": rows, "chance": self.chance, "distances": self.distances}
 
 
 def run_experiment(
@@ -116,56 +146,69 @@ def run_experiment(
         plain: the backbone.
         mended: the same with a patch.
         judge: says what is in a drawn image.
-        out: folder: images of each part (``.npy``), ``scores.json``, ``table.md``, and sheets of prompts before and after.
+        out: folder: images of each part (``.npy``), ``scores.json``, ``table.md``, sheets of prompts before and after, and, to
+            judge by hand, ``check.png``: 100 of the images before and after with what the judge says, which ``check.csv`` lists.
         config: what to draw.
         progress: bars, on a terminal.
         report: print each part as it is done.
 
     Raises:
-        ValueError: another encoder than the generator's, an unknown method, a folder in use.
+        ValueError: another encoder than the generator's, a folder in use.
     """
     config, out = config or ExperimentConfig(), Path(out)
     generator.check(plain)
     generator.check(mended)
-    unknown = [method for method in config.methods if method not in (*METHODS, TRUE_IMAGE)]
-    if unknown:
-        raise ValueError(f"unknown method {unknown[0]!r}: choose of {', '.join((*METHODS, TRUE_IMAGE))}")
     scores: dict[str, dict[str, Score]] = {}
     distances: dict[str, dict[str, float]] = {}
     with exclusive(out):
+        real = make_scenes(config.prompts * config.seeds, 7_900, "test")
+        facts = [scene_facts(scene) for scene in real]
+        chance: dict[str, dict[str, float | None]] = {}
         drawn: dict[tuple[str, str], Tensor] = {}
+        asked: list[_Asked] = []
         for form in FORMS:
             pairs = prompts_with_scenes(form, config.prompts, 0, config.subset)
             prompts = [prompt for prompt, _ in pairs]
             clusters = np.repeat(np.arange(len(prompts)), config.seeds)
             wanted = [things for things in required(prompts) for _ in range(config.seeds)]
             barred = [things for things in excluded(prompts) for _ in range(config.seeds)]
-            scores[form] = {}
+            scores[form], chance[form] = {}, _by_chance(prompts, facts)
             for method in config.methods:
-                if form == "affirmative" and method not in ("plain", "mended", TRUE_IMAGE):
+                if form == "affirmative" and method not in ("plain", "mended", TRUE_IMAGE, SCENE):
                     continue  # nothing is denied: they draw what "plain" does
-                if method == TRUE_IMAGE:
-                    vectors = plain.encode_images([render(scene, 64) for _, scene in pairs])
-                    told: tuple[Condition, Condition | None] = generator.of_images(vectors), None
+                if method == SCENE:
+                    shown = np.stack([np.asarray(render(scene, 64)) for _, scene in pairs])
+                    pixels = torch.from_numpy(shown).repeat_interleave(config.seeds, 0)
                 else:
-                    told = conditions(method, generator, plain, prompts, mended=mended, weight=config.weight)
-                pixels = _drawn(generator, told, config, out / f"{form}-{method.replace(' ', '-')}", progress)
-                drawn[form, method] = pixels
+                    told: tuple[Condition, Condition | None]
+                    if method == TRUE_IMAGE:
+                        vectors = plain.encode_images([render(scene, 64) for _, scene in pairs])
+                        told = generator.of_images(vectors), None
+                    else:
+                        told = conditions(method, generator, plain, prompts, mended=mended, weight=config.weight)
+                    pixels = _drawn(generator, told, config, out / f"{form}-{method.replace(' ', '-')}", progress)
+                    drawn[form, method] = pixels
                 present = judge.probabilities(pixels, THINGS, progress=progress)
                 scores[form][method] = negation_score(
                     wanted, barred, present, things=THINGS, clusters=clusters, threshold=config.threshold
                 )
+                if method in ("plain", "mended"):
+                    asked += [_Asked(form, method, prompts[row // config.seeds], row, present[row]) for row in range(len(present))]
                 print_if(report, f"{form}, {method}: {scores[form][method].to_dict()}")
-            _sheet(prompts, drawn, form, config).save(out / f"{form}.png")
-        real = make_scenes(config.prompts * config.seeds, 7_900, "test")
+            if any(form == kind for kind, _ in drawn):
+                _save(_sheet(prompts, drawn, form, config), out / f"{form}.png")
+        if asked:
+            _hand_check(asked, drawn, config, out)
         base = plain.encode_images([render(scene, 64) for scene in track(real, len(real), "drawing scenes", progress)])
-        for method in scores["affirmative"]:
-            made = plain.encode_images(to_images(drawn["affirmative", method]))
+        others = make_scenes(len(real), 7_901, "test")
+        for method in (ANY, *(method for form, method in drawn if form == "affirmative")):
+            images = [render(scene, 64) for scene in others] if method == ANY else to_images(drawn["affirmative", method])
+            made = plain.encode_images(images)
             kernel = kernel_distance(base.numpy(), made.numpy())
             distances[method] = {
                 "frechet": frechet_distance(base.numpy(), made.numpy()), "kernel": kernel.value, "error": kernel.error
             }  # fmt: skip
-        measured = Measured(scores, distances, config)
+        measured = Measured(scores, distances, config, chance)
         for name, text in (("scores.json", json.dumps(measured.to_dict(), indent=2) + "\n"), ("table.md", table(measured))):
             part = out / f"{name}.part"
             part.write_text(text, encoding="utf-8")
@@ -203,35 +246,98 @@ def _drawn(
 
 def _sheet(prompts: Sequence[Caption], drawn: dict[tuple[str, str], Tensor], form: str, config: ExperimentConfig) -> Image.Image:
     """The first eight prompts, before and after."""
-    shown = [method for method in ("plain", "mended") if (form, method) in drawn] or [config.methods[-1]]
+    there = [method for kind, method in drawn if kind == form]
+    shown = [method for method in ("plain", "mended") if method in there] or there[-1:]
     rows = [row * config.seeds for row in range(min(8, len(prompts)))]
     images = [image for method in shown for image in to_images(drawn[form, method][rows])]
     captions = [f"{method}: {prompts[row // config.seeds].text}" for method in shown for row in rows]
     return contact_sheet(images, captions, len(rows), tile=128, caption_lines=4)
 
 
+def _save(sheet: Image.Image, path: Path) -> None:
+    part = path.with_name(f"{path.name}.part")
+    sheet.save(part, "PNG")
+    part.replace(path)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One image and what the judge says of it; ``row`` among its form's and method's."""
+
+    form: str
+    method: str
+    prompt: Caption
+    row: int
+    present: NDArray[np.float64]
+
+
+def _by_chance(prompts: Sequence[Caption], facts: Sequence[frozenset[str]]) -> dict[str, float | None]:
+    """The three shares for scenes of known content, each against every prompt."""
+    hits, presence, exclusion = [], [], []
+    for want, bar in zip(required(prompts), excluded(prompts), strict=True):
+        hits.append(np.mean([want <= known and not bar & known for known in facts]))
+        presence += [np.mean([thing in known for known in facts]) for thing in want]
+        exclusion += [np.mean([not bar & known for known in facts])] if bar else []
+    return {
+        name: float(np.mean(values)) if values else None
+        for name, values in (("score", hits), ("presence_recall", presence), ("exclusion_success", exclusion))
+    }
+
+
+def _hand_check(asked: Sequence[_Asked], drawn: dict[tuple[str, str], Tensor], config: ExperimentConfig, out: Path) -> None:
+    """A sample of the images with the judge's answers, for a person to judge too: ``check.png``, and ``check.csv`` to fill in."""
+    picked = np.random.default_rng(0).permutation(len(asked))[:_SAMPLE]
+    column = {thing: place for place, thing in enumerate(THINGS)}
+    images, captions, lines = [], [], []
+    for number, place in enumerate(picked, 1):
+        one = asked[place]
+        images += to_images(drawn[one.form, one.method][one.row : one.row + 1])
+        told = []
+        for thing in sorted({*required([one.prompt])[0], *excluded([one.prompt])[0]}):
+            value = float(one.present[column[thing]])
+            answer = "yes" if value >= config.threshold else "no"
+            told.append(f"{thing}: {answer}")
+            lines.append([number, one.form, one.method, one.prompt.text, one.row % config.seeds, thing, f"{value:.3f}", answer, ""])
+        captions.append(f"{number}. {', '.join(told)}")
+    _save(contact_sheet(images, captions, 10, "What the judge sees", tile=112, caption_lines=4), out / "check.png")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["number", "form", "drawn_from", "prompt", "seed", "thing", "probability", "judge", "person"])
+    writer.writerows(lines)
+    part = out / "check.csv.part"
+    part.write_text(text.getvalue(), encoding="utf-8")
+    part.replace(out / "check.csv")
+
+
+_MEASURES = {"score": "Negation score", "presence_recall": "Presence recall", "exclusion_success": "Exclusion success"}
+
+
 def table(measured: Measured) -> str:
-    """A Markdown table: a row for each form and method, shares in percent with the half-width of their intervals."""
-    lines = [
-        "| Prompts | Drawn from | Negation score | against plain | Presence recall | Exclusion success |",
-        "|---|---|---|---|---|---|",
-    ]
+    """Markdown: a row for each form and way, shares in percent with their 95 % intervals, and in brackets the paired difference to
+    plain with its own."""
+    lines = [f"| Prompts | Drawn from | {' | '.join(_MEASURES.values())} |", "|---|---|---|---|---|"]
     for form, by_method in measured.scores.items():
         for method, score in by_method.items():
-            against = ""
-            if method != "plain" and "plain" in by_method:
-                found = score_difference(by_method["plain"], score).score
-                against = (
-                    "" if found is None else f"{100 * found.difference:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-                )
-            cells = [f"{100 * v:.1f}" if v == v else "" for v in (score.score, score.presence_recall, score.exclusion_success)]
-            lines.append(f"| {form} | {method} | {cells[0]} | {against} | {cells[1]} | {cells[2]} |")
+            change = score_difference(by_method["plain"], score) if method != "plain" and "plain" in by_method else None
+            told, cells = score.to_dict(), []
+            for name in _MEASURES:
+                cell = "" if told[name] is None else f"{100 * told[name]:.1f} ({_span(*told[f'{name}_interval'])})"
+                against = None if change is None else getattr(change, name)
+                if cell and against is not None:
+                    cell += f" [{100 * against.difference:+.1f}: {_span(against.low, against.high, '+')}]"
+                cells.append(cell)
+            lines.append(f"| {form} | {method} | {' | '.join(cells)} |")
+        if form in measured.chance:
+            cells = ["" if value is None else f"{100 * value:.1f}" for value in measured.chance[form].values()]
+            lines.append(f"| {form} | *{ANY}* | {' | '.join(cells)} |")
     lines += ["", "| Affirmative prompts | Frechet distance | Kernel distance |", "|---|---|---|"]
-    for method, found_distances in measured.distances.items():
-        lines.append(
-            f"| {method} | {found_distances['frechet']:.3f} | {found_distances['kernel']:.4f} ± {found_distances['error']:.4f} |"
-        )
+    for method, found in measured.distances.items():
+        lines.append(f"| {method} | {found['frechet']:.3f} | {found['kernel']:.4f} ± {found['error']:.4f} |")
     return "\n".join(lines) + "\n"
+
+
+def _span(low: float | None, high: float | None, sign: str = "") -> str:
+    return " to ".join("?" if bound is None or bound != bound else f"{100 * bound:{sign}.1f}" for bound in (low, high))
 
 
 def _main() -> None:
@@ -249,14 +355,14 @@ def _main() -> None:
     parser.add_argument("--method", default=defaults.method, help="euler or heun")
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
     args = parser.parse_args()
-    if args.threads:
+    if args.threads > 0:
         torch.set_num_threads(args.threads)
-    import clipmend
-    from clipmend.negation import PeakPatch
-
     config = ExperimentConfig(
         args.prompts, args.seeds, defaults.methods, args.subset, args.steps, args.guidance, args.method, args.weight, args.threshold
     )  # fmt: skip
+    import clipmend
+    from clipmend.negation import PeakPatch
+
     plain = clipmend.load("scenes")
     mended = PeakPatch.from_pretrained(args.patch).apply(plain)
     measured = run_experiment(
@@ -266,4 +372,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    run_main(_main)

@@ -34,7 +34,7 @@ class Score:
         n: images that count towards ``score``.
         interval: of ``score``, drawing whole clusters.
         presence_interval, exclusion_interval: of the other two.
-        unjudged: images left out of ``score``, because the judge could not tell of a thing that decides it.
+        unjudged: images left out of ``score``, because the judge could not tell of a thing that their prompt speaks of.
         hits: ``[N]`` 1, 0, or NaN for an image that is left out.
         presence: ``[N]`` share of each image's required things that are there, NaN where none is required (or told of).
         exclusion: ``[N]`` 1 where nothing excluded is there, NaN where nothing is excluded (or told of).
@@ -106,12 +106,15 @@ def negation_score(
         seed: of their bootstrap.
 
     Raises:
-        ValueError: nothing to score, lengths that differ, a thing both required and excluded, or one that no column is of.
+        ValueError: nothing to score, lengths that differ, a thing both required and excluded, one that no column is of, or a
+            threshold outside 0..1.
 
     Example:
         >>> negation_score([{"cup"}, {"cup"}], [{"cat"}, {"cat"}], [{"cup"}, {"cup", "cat"}]).score
         0.5
     """
+    if not 0 < threshold <= 1:
+        raise ValueError(f"the threshold is a probability, above 0 and at most 1, not {threshold:g}")
     wanted, barred = _sets(required, "required"), _sets(excluded, "excluded")
     if not wanted:
         raise ValueError("no images to score")
@@ -128,6 +131,8 @@ def negation_score(
         counts[row] = len(known)
         presence[row] = known.mean() if len(known) else np.nan
         exclusion[row] = _all(gone) if len(gone) else np.nan
+        if not (want or bar):
+            raise ValueError(f"image {row}: nothing is required and nothing excluded, so that there is nothing to score")
         hits[row] = _all(np.concatenate([there, gone]))
     labels = np.arange(len(wanted)) if clusters is None else np.asarray(clusters, np.int64)
     if labels.shape != (len(wanted),):
@@ -197,10 +202,9 @@ def _told(present: Any, things: Sequence[str] | None, count: int, threshold: flo
 
 
 def _all(values: Floats) -> float:
-    """1 if all are 1; 0 if one is 0, whatever else is unknown; else NaN. 1 where there is none."""
-    if (values == 0).any():
-        return 0.0
-    return float("nan") if np.isnan(values).any() else 1.0
+    """1 if all are 1, else 0; NaN if one is unknown, even where another is 0 already: if of such images only those that fail were
+    counted, what a judge cannot tell of would lower the score."""
+    return float("nan") if np.isnan(values).any() else float((values == 1).all())
 
 
 def _expanded(presence: Floats, counts: Floats, labels: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
