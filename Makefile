@@ -80,7 +80,7 @@ docs: $(VENV)/.stamp-docs ## build the documentation into site/
 .PHONY: bench
 bench: $(VENV)/.stamp-test ## run the speed benchmarks, results into benchmarks/results/
 	@mkdir -p benchmarks/results
-	@for script in $(filter-out benchmarks/acceptance.py benchmarks/ablations%.py benchmarks/dense_%.py benchmarks/_%.py,$(wildcard benchmarks/*.py)); do \
+	@for script in $(filter-out benchmarks/acceptance.py benchmarks/gate.py benchmarks/ablations%.py benchmarks/dense_%.py benchmarks/_%.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) "$$script" --json "benchmarks/results/$$(basename "$$script" .py).json"; \
 	done
 

@@ -50,6 +50,16 @@ NEGATED = [
     "nothing but sand",
     "no one on the pier",
     "a non-red car",
+    "a treeless hill",
+    "people-less street",
+    "a house w/out a garage",
+    "hardly any clouds",
+    "scarcely a car",
+    "group shots excl. kids",
+    "a table cleared of plates",
+    "a photo with the text removed",
+    "birds that have vanished",
+    "a playground missing children",
 ]
 PLAIN = [
     "",
@@ -77,6 +87,22 @@ PLAIN = [
     "a slack rope and lace",
     "a snowman with a carrot nose",
     "someone other people know",
+    "a wireless mouse on a stainless steel sink",
+    "unless it rains",
+    "a homeless man on an endless road",
+    "less sugar",
+    "bless you",
+    "a duty-free shop",
+    "a hands-free headset",
+    "a missing person poster",
+    "a minus sign on a chalkboard",
+    "the zero on a scoreboard",
+    "forget-me-not flowers",
+    "a non-profit fundraiser",
+    "a never-ending staircase",
+    "a lacklustre finish",
+    "Dr. No film poster",
+    "a none of your business t-shirt",
     "🙂🙂",
 ]
 
@@ -92,10 +118,10 @@ def test_plain_captions_do_not(text: str) -> None:
 
 
 def test_report_counts_both_mistakes() -> None:
-    texts = ["a dog", "a sign that says no parking", "no dog", "a treeless plain", "a cat"]
+    texts = ["a dog", "a sign that says no parking", "no dog", "an unlit street", "a cat"]
     report = gate_report(texts, [False, False, True, True, False])
     assert report.false_triggers == ("a sign that says no parking",)
-    assert report.misses == ("a treeless plain",)
+    assert report.misses == ("an unlit street",)
     assert report.false_trigger_rate == pytest.approx(1 / 3)
     assert report.miss_rate == pytest.approx(1 / 2)
     assert report.to_dict()["plain"] == 3

@@ -4,8 +4,8 @@ A list of English cues, not a parser. It leans towards "yes": a false trigger on
 was trained to leave it alone, while a miss loses the negation.
 
 What it cannot do: other languages (a Spanish "no" triggers, "sin" does not; a German "kein" is missed); negation by meaning
-alone ("a bare wall", "an empty street", "refuses"), or inside a word ("unlit", "treeless"); scope (which word is denied); quoted
-text ("a sign that says no parking" triggers); spelling mistakes.
+alone ("a bare wall", "an empty street", "refuses"), or inside a word but for those in -less ("unlit" is missed, "treeless" is not);
+scope (which word is denied); quoted text ("a sign that says no parking" triggers); spelling mistakes.
 """
 
 from __future__ import annotations
@@ -33,33 +33,51 @@ _NOT_NEGATION = re.compile(
     | \bnothing\sless\sthan\b
     | \bno\sless\sthan\b
     | \bnon?[- ]?stop\b
+    | \bnon[- ]?profits?\b
     | \bnon[- ]?stick\b
     | \bnon[- ]?fiction\b
     | \bsans[- ]?serif\b
     | \bcomic\ssans\b
     | \babsent[- ]?minded(?:ly)?\b
     | \bminus\s?\d+                      # minus 5 degrees
-    | \bmissing\slinks?\b
+    | \bminus\ssigns?\b
+    | \bmissing\s(?:links?\b|(?:persons?|child|children)\s(?:posters?|notices?|reports?|signs?|flyers?)\b)
+    | \b(?:duty|tax|toll|hands)-free\b
+    | \b(?:forget|touch)-me-nots?\b
+    | \bnever[- ]?ending\b | \bnever[- ]?land\b
+    | \black-?lust(?:re|er)\b
+    | \bnone\sof\s(?:your|my|our|his|her|their)\sbusiness\b
+    | \bdr\.?\sno\b
     | \b(?:ground|absolute|sub|below|above|net|under)[- ]zero\b
+    | \bzero\s(?:on|at|in)\b              # a zero on a scoreboard
     | \bzero[- ](?:gravity|degrees?|point|hour|emissions?|waste|carbon|tolerance)\b
     """,
     re.VERBOSE,
+)
+
+# Words in -less that name a kind of thing, a mood or a measure rather than something that is not there to be seen.
+_NOT_LESS = (
+    "un|nonethe|neverthe|regard|wire|cord|stain|seam|end|time|home|motion|price|fear|flaw|care|use|harm|help|rest|reck|ruth|breath|"
+    "count|bound|limit|effort|doubt|weight|hope|sense|tire|relent|spot|speech|heart|shame|worth|self|aim|mind|pain|bottom|name"
 )
 
 _CUE = re.compile(
     rf"""
       \b(?:no|not|none|never|nothing|nobody|nowhere|neither|nor|nary|cannot|without|sans|minus|zero(?=[\s]\w))\b
     | \bno[- ]?one\b
-    | (?<!\w)w/o(?!\w)
+    | (?<!\w)w/o(?:ut)?(?!\w)
+    | \b(?!(?:{_NOT_LESS})less\b)[a-z]{{2,}}-?less\b    # treeless
+    | \b(?:hardly|barely|scarcely)\san?y?\b
     | \b(?:{_AUXILIARIES})n\s?'\s?t\b     # isn't, isn 't
     | (?<!\w)n't\b                        # is n't
     | \b(?:ain|aren|couldn|didn|doesn|don|hadn|hasn|haven|isn|mustn|shouldn|wasn|weren|won|wouldn|can)t\b  # isnt
     | \black(?:s|ed|ing)?\b
-    | \b(?:de)?void\sof\b | \bdevoid\b | \bbereft\sof\b | \bempty\sof\b
+    | \b(?:de)?void\sof\b | \bdevoid\b | \bbereft\sof\b | \b(?:empty|emptied|deprived|stripped|cleared|rid)\sof\b
+    | \b(?:removed|vanished|disappeared|non-?existent)\b | \btaken\saway\b
     | \bfree\s(?:of|from)\b
     | \b\w+-free\b                        # sugar-free
     | \babsent\b | \babsence\b | \bmissing\b
-    | \bexcept(?:ing)?\b | \bexclud(?:e|es|ed|ing)\b | \bexclusive\sof\b | \bbarring\b
+    | \bexcept(?:ing)?\b | \bexcl\b | \bexclud(?:e|es|ed|ing)\b | \bexclusive\sof\b | \bbarring\b
     | \b(?:apart|aside)\sfrom\b
     | \b(?:other|rather)\sthan\b | \binstead\sof\b
     | \b(?:anything|all|everything|everyone)\sbut\b
