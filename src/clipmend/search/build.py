@@ -18,8 +18,9 @@ from PIL import Image
 
 from clipmend.data.images import DEFAULT_MAX_PIXELS, ImageError, date_taken, display_path, open_image, walk_images
 from clipmend.search import changes, migrate, store
+from clipmend.search.connections import Connections
 from clipmend.search.creating import check_same_encoder, start
-from clipmend.search.database import Connections, Database, raw
+from clipmend.search.database import Database, raw
 from clipmend.search.embed import embed_stream, progress_bar, read_ahead
 from clipmend.search.maintain import maintain
 from clipmend.search.report import UpdateReport, told_others

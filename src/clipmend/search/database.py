@@ -27,7 +27,7 @@ from clipmend.search.conditions import _pattern, check_conditions
 from clipmend.search.gallery import BASE_FIELDS, Condition, FieldType, GalleryError
 from clipmend.search.store import ImageIndexError, Manifest, Shard
 
-__all__ = ["Connections", "Database", "escaped", "raw"]
+__all__ = ["Database", "escaped", "raw"]
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value);
@@ -47,7 +47,8 @@ CREATE TABLE fields(name TEXT PRIMARY KEY, type TEXT, place TEXT);
 CREATE TABLE extra(id INTEGER PRIMARY KEY);
 """
 """
-``meta``: id of the index, ``generation`` (rises with every transaction), ``complete``, ``epoch`` (rises when rows are numbered
+``meta``: id of the index, ``generation`` (rises with every transaction), ``changed`` (the generation when last something changed
+that a reader sees; missing where only an older release wrote), ``complete``, ``epoch`` (rises when rows are numbered
 anew), ``next_id``, ``next_shard``, ``committed`` (rows when the images last changed: later ones are of a run that was killed),
 ``skipped``.
 ``contents``: what each row embeds. ``images``: ``gone`` is the generation in which an image went, 0 for one that is there.
@@ -114,9 +115,23 @@ guard = _Guard()
 def connect(directory: Path, mode: str) -> sqlite3.Connection:
     """Open the database: mode ``"ro"`` to read, ``"rw"`` to write, ``"rwc"`` to make it."""
     path = quote(os.fsencode(os.path.abspath(directory / store.DATABASE)))
-    connection = sqlite3.connect(
-        f"file:{path}?mode={mode}", uri=True, timeout=TIMEOUT, isolation_level=None, check_same_thread=False
+    return _prepared(
+        sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
     )
+
+
+def copied(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """A copy of a database for this process alone, in a temporary file that SQLite deletes with it."""
+    copy = _prepared(sqlite3.connect("", isolation_level=None, check_same_thread=False))
+    try:
+        connection.backup(copy)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.text_factory = escaped
     connection.create_function("fits", 2, _fits, deterministic=True)
     return connection
@@ -193,14 +208,20 @@ class Database:
         self.many("UPDATE meta SET value = ? WHERE key = ?", [(value, key) for key, value in values.items()])
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing, on the disk once it is left; raises the generation."""
+    def transaction(self, *, seen: bool = True) -> Iterator[None]:
+        """All or nothing, on the disk once it is left; raises the generation.
+
+        Args:
+            seen: whether readers find something else afterwards, and should open the index again.
+        """
         with guard.shared(), translated(self.directory):
             self.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 if self.one("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
                     self.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+                    if seen:
+                        self.execute("INSERT OR REPLACE INTO meta SELECT 'changed', value FROM meta WHERE key = 'generation'")
                 commit(self.connection)
             except BaseException:
                 if self.connection.in_transaction:
@@ -234,7 +255,8 @@ def commit(connection: sqlite3.Connection) -> None:
 def check_identity(connection: sqlite3.Connection, directory: Path, manifest: Manifest) -> dict[str, Any]:
     """Refuse a database that is not the manifest's; gives what ``meta`` says."""
     meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-    if not isinstance(meta.get("id"), str) or not all(isinstance(meta.get(name), int) for name in _NUMBERS):
+    meta.setdefault("changed", meta.get("generation"))
+    if not isinstance(meta.get("id"), str) or not all(isinstance(meta.get(name), int) for name in (*_NUMBERS, "changed")):
         raise store.damaged(directory, f"{store.DATABASE} lacks what it must say")
     if meta["id"] != manifest.id:
         raise store.damaged(directory, f"{store.DATABASE} is of another index than {store.MANIFEST}")
@@ -275,66 +297,6 @@ def integers(cursor: sqlite3.Cursor, columns: int) -> np.ndarray:
     while block := cursor.fetchmany(65_536):
         parts.append(np.array(block, np.int64))
     return np.concatenate(parts) if parts else np.empty((0, columns), np.int64)
-
-
-class Connections:
-    """Connections for reading, one a thread."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._local = threading.local()
-        self._all: list[tuple[threading.Thread, sqlite3.Connection]] = []
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def get(self) -> sqlite3.Connection:
-        if self._closed:
-            raise ImageIndexError(f"the index {display_path(self.directory)} was closed")
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._open()
-            self._local.connection = connection
-            with self._lock:
-                for thread, left in self._all:  # a service's threads come and go; files must not stay open for each
-                    if not thread.is_alive():
-                        left.close()
-                self._all = [pair for pair in self._all if pair[0].is_alive()]
-                self._all.append((threading.current_thread(), connection))
-        return connection
-
-    def _open(self) -> sqlite3.Connection:
-        if not (self.directory / store.DATABASE).is_file():
-            raise store.damaged(self.directory, f"{store.DATABASE} is missing")
-        with translated(self.directory):
-            connection = connect(self.directory, "ro")
-            try:
-                connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
-            except sqlite3.OperationalError:
-                connection.close()
-                # A writer that was killed left half a transaction: whoever may write takes it back, as SQLite does on opening.
-                recovering = connect(self.directory, "rw")
-                recovering.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
-                recovering.close()
-                connection = connect(self.directory, "ro")
-            connection.execute("PRAGMA query_only = ON")
-            return connection
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query; for few."""
-        with guard.shared(), translated(self.directory):
-            return self.get().execute(sql, values).fetchall()
-
-    def integers(self, sql: str, values: Sequence[Any] = ()) -> np.ndarray:
-        """int64 ``[n]`` of a query for integers; a million need no more memory than the array."""
-        with guard.shared(), translated(self.directory):
-            return integers(self.get().execute(sql, values), 1)[:, 0]
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            for _, connection in self._all:
-                connection.close()
-            self._all = []
 
 
 def where_sql(

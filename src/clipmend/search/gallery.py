@@ -206,6 +206,29 @@ class Gallery(ABC):
                 "cannot be compared. Use the encoder that made it"
             )
 
+    @property
+    def edition(self) -> str:
+        """What is answered from: a name of the gallery and, after a point, a mark that every change of it alters.
+
+        Empty where nothing tells.
+        """
+        return ""
+
+    def changed(self) -> bool:
+        """Whether something else lies there now than what was opened; :meth:`reopened` shows it.
+
+        Never so of a database, which answers of what it holds at the time, and of arrays and tables, which are read once.
+        """
+        return False
+
+    def reopened(self) -> Gallery:
+        """The same gallery as it is now, opened beside this one, which goes on; where nothing ever changes, this one.
+
+        Raises:
+            GalleryError: what lies there now cannot be used.
+        """
+        return self
+
     def close(self) -> None:  # noqa: B027 (nothing to do where nothing is held)
         """Let go of files and connections; a closed gallery answers nothing."""
 

@@ -176,6 +176,7 @@ class ImageIndex(IndexReader, WritableGallery):
                 self._edited = False
         finally:
             self._connections.close()
+            self._loaded = None  # with it go the files that it maps, also those that an update has deleted since
 
     def _edit(self, change: Callable[[Database], Any]) -> Any:
         with self._lock, store.locked(self.directory):

@@ -7,22 +7,20 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clipmend.data.images import display_path
 from clipmend.search import migrate, store
 from clipmend.search.arrays import file_within, known_path
-from clipmend.search.database import Connections, raw, where_sql
+from clipmend.search.connections import Connections
+from clipmend.search.database import raw, where_sql
 from clipmend.search.exact import CHUNK, Layout, top_k
 from clipmend.search.gallery import Condition, FieldType, Gallery, Item, Nearest, int64_ids
 from clipmend.search.nearest import Graph
 from clipmend.search.snapshot import Entries, Snapshot
 from clipmend.search.store import ImageIndexError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["IndexReader"]
 
@@ -53,6 +51,7 @@ class IndexReader(Gallery):
 
     def _load(self, verify: bool = False) -> Snapshot:
         with self._lock:
+            self._marks = {name: _mark(self.directory / name) for name in (store.MANIFEST, store.NEAREST)}
             self._loaded = Snapshot(self.directory, self._manifest, self._connections, verify=verify)
             return self._loaded
 
@@ -63,6 +62,34 @@ class IndexReader(Gallery):
 
     def __len__(self) -> int:
         return len(self._snapshot.ids)
+
+    @property
+    def edition(self) -> str:
+        """The index, and after a point the generation of its last change."""
+        return f"{self._manifest.id[:12]}.{self._snapshot.changed}"
+
+    def changed(self) -> bool:
+        """Whether images, fields, folders or graph are others than were opened; what this very handle added is no change."""
+        loaded = self._loaded
+        if loaded is None:
+            return False
+        try:
+            mark = _mark(self.directory / store.MANIFEST)
+            if mark != self._marks[store.MANIFEST]:
+                if store.read_manifest(self.directory).id != self._manifest.id:
+                    return True
+                self._marks[store.MANIFEST] = mark  # written at the end of an update, with the database's digest
+            if _mark(self.directory / store.NEAREST) != self._marks[store.NEAREST] or self._connections.replaced():
+                return True
+            meta = dict(self._connections.rows("SELECT key, value FROM meta WHERE key IN ('id', 'generation', 'changed')"))
+        except (ImageIndexError, OSError):  # opening it says what is wrong
+            return True
+        return (meta.get("id"), meta.get("changed", meta.get("generation"))) != (self._manifest.id, loaded.changed)
+
+    def reopened(self) -> IndexReader:
+        opened = type(self)(self.directory)
+        opened.images = self.images
+        return opened
 
     @property
     def backbone(self) -> str:  # type: ignore[override]
@@ -360,3 +387,12 @@ class IndexReader(Gallery):
             " GROUP BY value ORDER BY number DESC, value LIMIT ?"
         )
         return [(str(value), int(number)) for value, number in self._connections.rows(sql, (limit,))]
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """A file as it is: one that is written again or replaced has another."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

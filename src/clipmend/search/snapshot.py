@@ -12,7 +12,8 @@ import numpy as np
 
 from clipmend.data.images import display_path
 from clipmend.search import store
-from clipmend.search.database import Connections, check_bytes, check_identity, guard, integers, read_fields, read_shards, translated
+from clipmend.search.connections import Connections
+from clipmend.search.database import check_bytes, check_identity, guard, integers, read_fields, read_shards, translated
 from clipmend.search.exact import Layout, Shards
 from clipmend.search.gallery import Condition, FieldType, GalleryError
 from clipmend.search.nearest import Graph
@@ -31,8 +32,7 @@ class Snapshot:
 
     def __init__(self, directory: Path, manifest: Manifest, connections: Connections, *, verify: bool = False) -> None:
         self.directory, self.manifest = directory, manifest
-        with guard.alone(), translated(directory):
-            connection = connections.get()
+        with guard.alone(), translated(directory), connections.using() as connection:
             connection.execute("BEGIN")  # one moment: nobody writes while we read
             try:
                 self._read(connection, verify)
@@ -53,7 +53,7 @@ class Snapshot:
     def _read(self, connection: sqlite3.Connection, verify: bool) -> None:
         manifest = self.manifest
         meta = check_identity(connection, self.directory, manifest)
-        self.generation, self.epoch = int(meta["generation"]), int(meta["epoch"])
+        self.generation, self.changed, self.epoch = int(meta["generation"]), int(meta["changed"]), int(meta["epoch"])
         if not meta["complete"]:
             raise ImageIndexError(
                 f"the index {display_path(self.directory)} was never finished; run the same 'clipmend index' again, it resumes"

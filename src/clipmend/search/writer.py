@@ -76,7 +76,7 @@ class Writer:
 
     def append(self, vectors: np.ndarray, contents: Sequence[Content]) -> None:
         """One shard, in a transaction of its own."""
-        with self.database.transaction():
+        with self.database.transaction(seen=False):
             self.insert(vectors, contents)
         join_small(self.database, self.manifest)
 
@@ -137,7 +137,7 @@ def join_small(database: Database, manifest: Manifest) -> None:
         return
     if not new:
         return
-    with database.transaction():
+    with database.transaction(seen=False):
         replace_shards(database, old, new)
         database.set_meta(next_shard=number + len(new))
     for shard in old:
