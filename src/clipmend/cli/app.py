@@ -13,7 +13,7 @@ PANELS = {
     "Start here": ("demo", "scenes"),
     "Negation": ("diagnose", "fit", "generate", "export", "reproduce"),
     "Long captions": ("stretch", "finetune", "dense-stats"),
-    "Search": ("index", "search", "serve", "copy", "filter", "encode"),
+    "Search": ("index", "info", "search", "serve", "copy", "filter", "encode"),
     "Measure": ("evaluate", "benchmark"),
     "Data": ("data", "features"),
 }

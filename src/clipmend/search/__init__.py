@@ -9,6 +9,7 @@ from clipmend.search.embed import EmbeddedFiles, embed_files
 from clipmend.search.gallery import Condition, Gallery, GalleryError, Item, Nearest, WritableGallery
 from clipmend.search.grammar import Query, QueryError, Term, parse_query
 from clipmend.search.index import ImageIndex
+from clipmend.search.info import IndexInfo, index_info
 from clipmend.search.opening import create_gallery, open_gallery
 from clipmend.search.query import Hit, negation_hint, search
 from clipmend.search.searcher import Answer, Found, Searcher
@@ -27,6 +28,7 @@ __all__ = [
     "Hit",
     "ImageIndex",
     "ImageIndexError",
+    "IndexInfo",
     "Item",
     "Nearest",
     "Query",
@@ -40,6 +42,7 @@ __all__ = [
     "copy_gallery",
     "create_gallery",
     "embed_files",
+    "index_info",
     "negation_hint",
     "open_gallery",
     "parse_query",
