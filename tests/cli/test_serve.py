@@ -96,6 +96,20 @@ def test_vectors_of_unknown_files_are_told_so(tmp_path: Path) -> None:
     assert any(line.get("path") == "/api/about" for line in told)
 
 
+@pytest.mark.parametrize(("options", "seconds"), [([], 1.0), (["--no-reload"], None)])
+def test_whether_it_looks_for_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], seconds: float | None
+) -> None:
+    from clipmend.service import server
+
+    given: list[float | None] = []
+    monkeypatch.setattr(server, "run", lambda app, listening, settings, **_: given.append(settings.reload))
+    np.save(tmp_path / "own.npy", np.eye(384, dtype=np.float32)[:5])
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "own.npy"), "--model", "scenes", "--port", "0", *options])
+    assert done.exit_code == 0, done.output
+    assert given == [seconds]
+
+
 def test_from_a_folder_to_a_search(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     for number, scene in enumerate(make_scenes(12, 5, "test")):
@@ -131,6 +145,11 @@ def test_from_a_folder_to_a_search(tmp_path: Path) -> None:
         found = ask("search", {"query": "a picture with no cat", "k": 3, "compare": True})
         assert found["hits"][0]["rank_before"] > 1
         assert ask("embeddings", {"input": "no cat", "model": "scenes+patch"})["usage"]["total_tokens"] == 4
+        render(make_scenes(1, 6, "test")[0], 64).save(tmp_path / "pictures" / "new.png")
+        subprocess.run([*program, "index", "scenes", "-o", "my.index"], cwd=tmp_path, env=environment, check=True)
+        listed = ask("search", {"query": ""})
+        assert listed["total"] == 13
+        assert listed["edition"] != found["edition"]
         served.send_signal(signal.SIGINT)
         assert served.wait(30) == 0
         assert log.read_text().rstrip().endswith("ended")

@@ -58,6 +58,9 @@ def serve(
     follow_links: bool = typer.Option(
         False, "--follow-links", help="Also show files that links inside the image folders lead to outside of them."
     ),
+    reload: bool = typer.Option(
+        True, "--reload/--no-reload", help="Go over to an index that 'clipmend index' has written anew, without a restart."
+    ),
     log_queries: bool = typer.Option(False, "--log-queries", help="Write queries into the log."),
     quiet: bool = typer.Option(False, "--quiet", help="Log warnings and errors alone."),
 ) -> None:
@@ -87,6 +90,7 @@ def serve(
         timeout=timeout,
         follow_links=follow_links,
         log_queries=log_queries,
+        reload=Settings.reload if reload else None,
     )
     with bind(host, port, token) as listening, ExitStack() as stack:  # before the model is loaded: a port in use is told at once
         import logging
@@ -124,5 +128,5 @@ def serve(
 
         # uvicorn ends in order, then raises the interruption again, unless interruptions were ignored when the process began.
         with suppress(KeyboardInterrupt):
-            run(create_app(searcher, settings), listening, settings, level=level, ready=ready)
+            run(create_app(searcher, settings, owned=True), listening, settings, level=level, ready=ready)
         console.print("ended", markup=False)

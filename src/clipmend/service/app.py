@@ -21,7 +21,7 @@ except ImportError as error:  # pragma: no cover (the tests have it)
 from clipmend import __version__
 from clipmend.search.searcher import Searcher
 from clipmend.service import errors, requests
-from clipmend.service.core import Service
+from clipmend.service.core import OUTDATED, Service
 from clipmend.service.errors import ServiceError
 from clipmend.service.head import Head, is_head
 from clipmend.service.limits import BodyLimit, Crew, Leaving
@@ -38,6 +38,10 @@ __all__ = ["create_app"]
 _CHUNK = 1 << 18
 _SECURED: dict[str, Any] = {"security": [{"bearer": []}]}
 _IMAGE_ID = Annotated[int, Path(ge=0, le=requests.MAX_ID, description="Of an image, out of a search.")]
+_OF = Annotated[
+    str | None,
+    Query(max_length=100, description="The edition of the answer that the id is out of: 404 where another index has replaced it."),
+]
 _KNOWN = Annotated[str | None, Header(alias="If-None-Match", max_length=1_000)]
 
 
@@ -48,12 +52,15 @@ class _Json(Response):
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
+def create_app(searcher: Searcher, settings: Settings | None = None, *, owned: bool = False) -> FastAPI:
     """An application for any ASGI server. The searcher and its gallery stay their owner's, to be closed after it has ended.
 
     Args:
-        searcher: what is searched; made with ``files=False``, so that no query opens a file of this machine.
+        searcher: what is searched; made with ``files=False``, so that no query opens a file of this machine. An index that is
+            written anew is opened again beside it, and asked in its stead (``settings.reload``).
         settings: limits, token and names; by default for this machine alone.
+        owned: the gallery is the application's, which closes it: when an index that was written anew has taken its place, or at the
+            end.
 
     Returns:
         the application, with ``app.state.service``, ``.metrics``, ``.status`` (``"starting"``, ``"ready"`` or ``"ending"``),
@@ -71,9 +78,8 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     metrics = Metrics()
-    service = Service(searcher, settings, metrics)
+    service = Service(searcher, settings, metrics, owned)
     thumbnails = Thumbnails(
-        searcher.gallery,
         max_pixels=settings.max_pixels,
         cache=settings.thumbnail_cache,
         follow_links=settings.follow_links,
@@ -184,9 +190,11 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         },
         openapi_extra=_SECURED,
     )
-    async def thumbnail(id: _IMAGE_ID, size: Annotated[int, Query(ge=64, le=1024)] = 256, known: _KNOWN = None) -> Response:
+    async def thumbnail(
+        id: _IMAGE_ID, size: Annotated[int, Query(ge=64, le=1024)] = 256, of: _OF = None, known: _KNOWN = None
+    ) -> Response:
         """An image, made small."""
-        shown, cached = await pictures.run(thumbnails.thumbnail, id, size, known)
+        shown, cached = await pictures.run(service.of_an_image, thumbnails.thumbnail, of, id, size, known)
         metrics.thumbnails.labels("yes" if cached else "no").inc()
         kept = {"ETag": shown.etag, "Cache-Control": "private, max-age=60"}
         if shown.body is None:
@@ -203,9 +211,9 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
         },
         openapi_extra=_SECURED,
     )
-    async def image(request: Request, id: _IMAGE_ID, known: _KNOWN = None) -> Response:
+    async def image(request: Request, id: _IMAGE_ID, of: _OF = None, known: _KNOWN = None) -> Response:
         """The file of an image, if it is a JPEG, PNG, GIF, WebP, AVIF or BMP."""
-        shown, file = await pictures.run(thumbnails.image, id, known)
+        shown, file = await pictures.run(service.of_an_image, thumbnails.image, of, id, known)
         kept = {"ETag": shown.etag, "Cache-Control": "private, max-age=60", "Content-Disposition": "inline"}
         if file is None:
             return Response(status_code=304, headers=kept)
@@ -244,7 +252,8 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     async def health() -> Response:
         """Whether it can be asked."""
         status: Literal["ready", "starting", "ending"] = app.state.status
-        return Response(json.dumps({"status": status}), 200 if status == "ready" else 503, media_type="application/json")
+        said = {"status": status} | ({"hint": OUTDATED} if service.current.outdated else {})
+        return Response(json.dumps(said), 200 if status == "ready" else 503, media_type="application/json")
 
     @app.get(
         "/metrics",

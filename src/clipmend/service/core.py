@@ -6,8 +6,8 @@ import base64
 import io
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -22,25 +22,29 @@ from clipmend.search.query import negation_hint
 from clipmend.search.searcher import Answer, Found, Searcher
 from clipmend.search.spelling import plain
 from clipmend.service.batching import TextBatcher
+from clipmend.service.current import Current, Opened, knows_files
 from clipmend.service.errors import ServiceError
 from clipmend.service.metrics import Metrics
 from clipmend.service.requests import EmbeddingsRequest, SearchRequest
 from clipmend.service.settings import Settings
 from clipmend.service.thumbnails import without_bytes
 
-__all__ = ["NO_FILES", "UPLOAD", "Service", "knows_files"]
+__all__ = ["NO_FILES", "OUTDATED", "UPLOAD", "Service", "knows_files"]
 
 log = logging.getLogger("clipmend.service")
+
+Result = TypeVar("Result")
 
 UPLOAD = "upload"
 """The name by which a query speaks of the image that came with it: ``image:upload``."""
 
 NO_FILES = "it is not known where these images are: name their folder with --images DIR"
 
+OUTDATED = "the index has changed and cannot be used as it is now, so the state before is served; the log says why"
+
 _EXAMPLES = ("a beach without people", "a street with no cars", '"a beach" - "people"')
 _DRAWN_EXAMPLES = ("a picture without a tree", "a red car and no dog", '"a beach" - "a boat"')
 _VALUES = 200
-_SAMPLE = 20
 _NAME = 100  # characters of an upload's name that are repeated
 _COUNT_AGAIN = 60.0  # seconds
 
@@ -52,30 +56,40 @@ class Service:
         searcher: whose ``files`` is False: a query must not open files of this machine.
         settings: limits.
         metrics: told of every forward pass.
+        owned: whether the searcher's gallery is to be closed here.
+
+    Attributes:
+        current: the gallery that is there now.
 
     Raises:
         ValueError: the searcher would open files.
     """
 
-    def __init__(self, searcher: Searcher, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, searcher: Searcher, settings: Settings, metrics: Metrics, owned: bool = False) -> None:
         if searcher.files:
             raise ValueError("a service must not open files that a query names: make its Searcher with files=False")
-        self.searcher, self.settings = searcher, settings
-        self.gallery = searcher.gallery
+        self.settings = settings
+        self.current = Current(searcher, settings.reload, owned, metrics)
+        self._embed_dim = searcher.gallery.embed_dim
         observe = metrics.batch_texts.observe
         self.batcher = TextBatcher(self._embed, settings.max_batch, lambda count: observe(count), settings.timeout)
         self.model = plain(settings.model or searcher.encoder.name)
-        self._counted: dict[str, tuple[float, list[tuple[str, int]]]] = {}
-        self._files = knows_files(self.gallery)
-        metrics.gauge("gallery_images", "Images that can be found", lambda: len(self.gallery))
+
+    @property
+    def searcher(self) -> Searcher:
+        """For its encoders; its gallery may be exchanged, see :attr:`current`."""
+        return self.current.searcher
 
     def open(self) -> None:
         """Start; then embed and search once, so that the first client does not pay for what is made on first use."""
         self.batcher.open()
-        self.searcher.search("a picture", k=1, embedder=self.batcher)
+        self.current.open()
+        with self.current.use() as opened:
+            opened.searcher.search("a picture", k=1, embedder=self.batcher)
 
     def close(self, patience: float | None = None) -> None:
-        """End the batching thread, waiting for it so many seconds; the gallery is its owner's to close."""
+        """End the batching thread, waiting for it so many seconds; a gallery that is its owner's is left open."""
+        self.current.close()
         self.batcher.close(patience)
 
     def models(self) -> list[str]:
@@ -84,6 +98,10 @@ class Service:
 
     def about(self) -> dict[str, Any]:
         """What the page needs to know."""
+        return self.current.answer(self._about)
+
+    def _about(self, opened: Opened) -> dict[str, Any]:
+        gallery = opened.gallery
         mended = self.searcher.mended
         patch = None
         if mended is not None:
@@ -93,32 +111,32 @@ class Service:
                 "corrects_scores": mended.corrects_scores,
             }
         return {
-            "name": plain(self.settings.name or self.gallery.name),
-            "count": len(self.gallery),
-            "files": self._files,
+            "name": plain(self.settings.name or gallery.name),
+            "count": len(gallery),
+            "files": opened.files,
             "model": self.model,
             "patch": patch,
-            "fields": {plain(name): kind for name, kind in self.gallery.fields.items()},
-            "folders": self._folders(),
+            "fields": {plain(name): kind for name, kind in gallery.fields.items()},
+            "folders": self._folders(opened),
             "examples": [plain(example) for example in self.settings.examples or self._own_examples()],
-            "embed_dim": self.gallery.embed_dim,
+            "embed_dim": gallery.embed_dim,
             "version": __version__,
         }
 
     def _own_examples(self) -> Sequence[str]:
         return _DRAWN_EXAMPLES if self.searcher.encoder.name == "scenes" else _EXAMPLES
 
-    def _folders(self) -> list[tuple[str, int]]:
+    def _folders(self, opened: Opened) -> list[tuple[str, int]]:
         """The largest folders with their counts."""
-        return self._values("folder")[:_VALUES] if self.gallery.fields.get("folder") == "folder" else []
+        return self._values(opened, "folder")[:_VALUES] if opened.gallery.fields.get("folder") == "folder" else []
 
-    def _values(self, field: str) -> list[tuple[str, int]]:
+    def _values(self, opened: Opened, field: str) -> list[tuple[str, int]]:
         """Counted once a minute at most, for of a million images that takes a while; one more than are told."""
         now = time.monotonic()
-        counted = self._counted.get(field)
+        counted = opened.counted.get(field)
         if counted is None or now - counted[0] > _COUNT_AGAIN:
-            counted = (now, [(plain(name), count) for name, count in self.gallery.values(field, _VALUES + 1)])
-            self._counted[field] = counted
+            counted = (now, [(plain(name), count) for name, count in opened.gallery.values(field, _VALUES + 1)])
+            opened.counted[field] = counted
         return counted[1]
 
     def values(self, field: str) -> dict[str, Any]:
@@ -127,11 +145,14 @@ class Service:
         Raises:
             ServiceError: 422, there is no such field.
         """
-        known = [name for name, kind in self.gallery.fields.items() if kind in ("text", "folder")]
+        return self.current.answer(lambda opened: self._values_of(opened, field))
+
+    def _values_of(self, opened: Opened, field: str) -> dict[str, Any]:
+        known = [name for name, kind in opened.gallery.fields.items() if kind in ("text", "folder")]
         if field not in known:
             message = f"there is no field {field[:100]!r} of texts here; there is {', '.join(known) or 'none'}"
             raise ServiceError(422, "invalid_request", plain(message), "field")
-        found = self._values(field)
+        found = self._values(opened, field)
         return {"field": plain(field), "values": found[:_VALUES], "more": len(found) > _VALUES}
 
     def search(self, request: SearchRequest, upload: bytes | None = None, name: str | None = None) -> dict[str, Any]:
@@ -148,29 +169,61 @@ class Service:
         images: dict[str, Image.Image] = {}
         if upload is not None:
             images[UPLOAD] = self._decoded(upload, name)
-        try:
-            query = self._read(request.query, images)
-            answer = self.searcher.search(
-                query,
-                request.k,
-                request.offset,
-                strength=request.strength,
-                gate=request.gate,
-                rerank=request.rerank,
-                collapse=request.collapse,
-                compare=request.compare,
-                exact=request.exact,
-                images=images,
-                on_long="error",
-                embedder=self._embedded,
-            )
-        except GalleryError:  # conditions were checked, so this is damage: no fault of the client's, and none of its business
-            raise
-        except ValueError as error:
-            raise ServiceError(422, "invalid_query", plain(str(error)), "query") from error
+        known: dict[tuple[tuple[str, ...], float | None, bool | None], np.ndarray] = {}
+
+        def embedder(texts: Sequence[str], strength: float | None, gate: bool | None) -> np.ndarray:
+            # Once, also where the gallery changes meanwhile and is asked again: it is the encoder that takes time.
+            key = (tuple(texts), strength, gate)
+            if key not in known:
+                known[key] = self._embedded(texts, strength, gate)
+            return known[key]
+
+        def work(opened: Opened) -> tuple[Answer, str]:
+            try:
+                query = self._read(opened.gallery, request.query, images)
+                answer = opened.searcher.search(
+                    query,
+                    request.k,
+                    request.offset,
+                    strength=request.strength,
+                    gate=request.gate,
+                    rerank=request.rerank,
+                    collapse=request.collapse,
+                    compare=request.compare,
+                    exact=request.exact,
+                    images=images,
+                    on_long="error",
+                    embedder=embedder,
+                )
+            except GalleryError:  # conditions were checked, so this is damage: no fault of the client's, and none of its business
+                raise
+            except ValueError as error:
+                raise ServiceError(422, "invalid_query", plain(str(error)), "query") from error
+            return answer, opened.gallery.edition
+
+        answer, edition = self.current.answer(work)
         if self.settings.log_queries:
             log.info("query", extra={"data": {"query": request.query, "total": answer.total, "hits": len(answer.hits)}})
-        return answer_json(answer, request.query, _more) | {"hint": self._advice(answer)}
+        return answer_json(answer, request.query, _more) | {"hint": self._advice(answer), "edition": edition or None}
+
+    def of_an_image(self, work: Callable[..., Result], edition: str | None, *rest: Any) -> Result:
+        """Do some work with the gallery that is there now and one of its images.
+
+        Args:
+            work: takes the gallery, and ``rest``.
+            edition: of the answer that the image's id is out of, where the client says so.
+
+        Raises:
+            ServiceError: 404, the id is out of another index.
+        """
+
+        def checked(opened: Opened) -> Result:
+            there = opened.gallery.edition
+            if edition and there and edition.partition(".")[0] != there.partition(".")[0]:
+                raise ServiceError(404, "not_found", "this image is of an index that another one has replaced; search again", "of")
+            return work(opened.gallery, *rest)
+
+        return self.current.answer(checked, whole=False)
 
     def embeddings(self, request: EmbeddingsRequest) -> dict[str, Any]:
         """Embed texts, in OpenAI's shape.
@@ -186,8 +239,8 @@ class Service:
             raise ServiceError(
                 404, "model_not_found", f"there is no model {shown!r} here; there is {' and '.join(models)}", "model"
             )
-        if request.dimensions not in (None, self.gallery.embed_dim):
-            message = f"the model has {self.gallery.embed_dim} dimensions, and its vectors cannot be shortened"
+        if request.dimensions not in (None, self._embed_dim):
+            message = f"the model has {self._embed_dim} dimensions, and its vectors cannot be shortened"
             raise ServiceError(422, "invalid_request", message, "dimensions")
         if len(texts) > limits.max_texts:
             raise ServiceError(422, "invalid_request", f"{len(texts)} texts; at most {limits.max_texts} a request", "input")
@@ -226,11 +279,11 @@ class Service:
         # A text that would be cut is an error here: its end would be passed over without a word otherwise.
         return self.searcher.embed(texts, strength, gate, on_long="error")
 
-    def _read(self, text: str, images: Mapping[str, Image.Image]) -> Query:
+    def _read(self, gallery: Gallery, text: str, images: Mapping[str, Image.Image]) -> Query:
         """The query; no words at all mean every image, or the image that was sent."""
-        query = parse_query(text, self.gallery.fields) if text.strip() else Query(())
+        query = parse_query(text, gallery.fields) if text.strip() else Query(())
         try:
-            check_conditions(query.where, self.gallery.fields, self.gallery.name)
+            check_conditions(query.where, gallery.fields, gallery.name)
         except GalleryError as error:
             raise ServiceError(422, "invalid_query", plain(str(error)), "query") from None
         named = {term.value for term in query.terms if term.kind == "image"}
@@ -275,9 +328,3 @@ class Service:
 
 def _more(found: Found) -> dict[str, Any]:
     return {"thumbnail": None if found.file is None else f"/thumbnails/{found.id}"}
-
-
-def knows_files(gallery: Gallery) -> bool:
-    """Whether a gallery knows where its images are, by the first few of them; of an empty one nothing is to be said."""
-    first = next((block for block in gallery.ids(()) if len(block)), None)
-    return first is None or any(gallery.file(item) is not None for item in gallery.items(first[:_SAMPLE]))

@@ -8,7 +8,7 @@ __all__ = ["Head", "is_head"]
 
 
 class Head:
-    """Asks the application by GET and leaves the body out: every address that takes GET takes HEAD, with the same status and headers.
+    """Asks the application by GET and leaves the body out: whatever takes GET takes HEAD, with the same status and headers.
 
     The application sees a copy of the request, for servers count the bytes that they send by the method of their own.
     """

@@ -27,6 +27,7 @@ class Metrics:
         refused: requests turned away, by reason.
         batch_texts: texts a forward pass.
         thumbnails: asked for, by ``cached``: ``yes`` or ``no``.
+        reloads: of the gallery because it had changed, by ``result``: ``done`` or ``failed``.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class Metrics:
         self.refused = Counter("refused", "Requests turned away", ("reason",), **told)
         self.batch_texts = Histogram("batch_texts", "Texts a forward pass", buckets=(1, 2, 4, 8, 16, 32, 64), **told)
         self.thumbnails = Counter("thumbnails", "Thumbnails asked for", ("cached",), **told)
+        self.reloads = Counter("gallery_reloads", "Times the gallery had changed and was opened again", ("result",), **told)
         ProcessCollector(registry=self._registry)
 
     def gauge(self, name: str, help: str, value: Callable[[], float]) -> None:

@@ -41,6 +41,7 @@ class Settings:
         thumbnail_threads: thumbnails and image files made or read at a time.
         follow_links: also show files that a symbolic link inside an indexed folder leads to outside of it.
         log_queries: write queries and their number of results into the log.
+        reload: seconds between looks whether the index has changed on the disk, for then it is opened again; ``None``: never.
     """
 
     token: str | None = None
@@ -65,6 +66,7 @@ class Settings:
     thumbnail_threads: int = 4
     follow_links: bool = False
     log_queries: bool = False
+    reload: float | None = 1.0
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN:
@@ -84,8 +86,8 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
-        for name in ("timeout", "body_timeout", "shutdown_timeout"):
-            if not getattr(self, name) > 0:
+        for name in ("timeout", "body_timeout", "shutdown_timeout", "reload"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0 seconds (got {getattr(self, name)})")
         for name in ("waiting", "thumbnail_cache"):
             if getattr(self, name) < 0:

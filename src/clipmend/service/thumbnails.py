@@ -59,26 +59,26 @@ class _Cache:
 
 
 class Thumbnails:
-    """Opens the files of a gallery.
+    """Opens the files of galleries.
 
     A file must be a regular one and lie, links followed, inside the folder that was indexed; ``follow_links`` waives the latter,
     for who has links to elsewhere among the images.
 
     Args:
-        gallery: whose images.
         max_pixels: larger images are not decoded.
         cache: bytes of thumbnails kept in memory.
         follow_links: see above.
     """
 
-    def __init__(self, gallery: Gallery, *, max_pixels: int, cache: int, follow_links: bool = False) -> None:
-        self._gallery, self._max_pixels, self._follow_links = gallery, max_pixels, follow_links
+    def __init__(self, *, max_pixels: int, cache: int, follow_links: bool = False) -> None:
+        self._max_pixels, self._follow_links = max_pixels, follow_links
         self._cache = _Cache(cache)
 
-    def thumbnail(self, id: int, size: int, known: str | None = None) -> tuple[Shown, bool]:
+    def thumbnail(self, gallery: Gallery, id: int, size: int, known: str | None = None) -> tuple[Shown, bool]:
         """The image within ``size`` x ``size`` pixels as WebP, upright and on white, and whether it was at hand.
 
         Args:
+            gallery: whose image.
             id: of the image.
             size: longest side; smaller images keep theirs.
             known: the browser's ``If-None-Match``.
@@ -86,7 +86,7 @@ class Thumbnails:
         Raises:
             ServiceError: 404, no such image or no file of it; 422, a file that cannot be shown.
         """
-        with self._open(id) as file:
+        with self._open(gallery, id) as file:
             etag = _etag(file, f"thumbnail {size}")
             if _matches(known, etag):
                 return Shown(etag, "image/webp", None), True
@@ -103,14 +103,14 @@ class Thumbnails:
         self._cache.put(etag, packed.getvalue())
         return Shown(etag, "image/webp", packed.getvalue()), False
 
-    def image(self, id: int, known: str | None = None) -> tuple[Shown, IO[bytes] | None]:
+    def image(self, gallery: Gallery, id: int, known: str | None = None) -> tuple[Shown, IO[bytes] | None]:
         """The file itself, opened (``None`` where the browser has it), if it is of a kind that browsers show and run nothing of.
 
         Raises:
             ServiceError: 404, as :meth:`thumbnail`; 422, another kind of file (SVG, TIFF, HEIC, ...), of which there is the
                 thumbnail.
         """
-        file = self._open(id)
+        file = self._open(gallery, id)
         try:
             kind = media_type(file.read(16))
             if kind is None:
@@ -127,18 +127,18 @@ class Thumbnails:
             file.close()
             raise
 
-    def _open(self, id: int) -> IO[bytes]:
+    def _open(self, gallery: Gallery, id: int) -> IO[bytes]:
         try:
-            item = self._gallery.items([id])[0]
+            item = gallery.items([id])[0]
         except GalleryError:
             raise ServiceError(404, "not_found", f"there is no image {id}") from None
-        path = self._gallery.file(item)
+        path = gallery.file(item)
         if path is None:
             raise ServiceError(404, "not_found", f"there is no file of image {id} on this machine")
         gone = ServiceError(404, "not_found", f"the file of image {id} is not there any more, or cannot be read")
         try:
             real = path.resolve(strict=True)
-            if not self._follow_links and not self._inside(real, path, item):
+            if not self._follow_links and not self._inside(gallery, real, path, item):
                 raise ServiceError(
                     404, "outside", f"the file of image {id} is a link to outside the indexed folder; it is not shown"
                 )
@@ -151,8 +151,8 @@ class Thumbnails:
             raise gone
         return os.fdopen(handle, "rb")
 
-    def _inside(self, real: Path, path: Path, item: Item) -> bool:
-        return any(real.is_relative_to(root) for root in roots_of(self._gallery, path, item))
+    def _inside(self, gallery: Gallery, real: Path, path: Path, item: Item) -> bool:
+        return any(real.is_relative_to(root) for root in roots_of(gallery, path, item))
 
 
 def roots_of(gallery: Gallery, path: Path, item: Item) -> list[Path]:

@@ -88,8 +88,24 @@ export async function refusal(path) {
   }
 }
 
+/** Each image knows which index it is of: where another takes its place, its number is another image's. */
+function marked(answer) {
+  const of = String(answer?.edition ?? "").split(".")[0];
+  for (const hit of [...(answer?.hits ?? []), ...(answer?.before ?? [])]) hit.of = of;
+  return answer;
+}
+
+/** The images of two pages, once each: some may have moved to the second meanwhile. null: they are of two indexes. */
+export function joined(first, second) {
+  if (first.hits.length && second.hits.length && first.hits[0].of !== second.hits[0].of) return null;
+  const known = new Set(first.hits.map((hit) => hit.key));
+  return [...first.hits, ...second.hits.filter((hit) => !known.has(hit.key))];
+}
+
 /** image: a File to search by, or null. */
-export function search(request, image, signal) {
+export const search = async (request, image, signal) => marked(await asked(request, image, signal));
+
+function asked(request, image, signal) {
   if (!image) {
     return call("search", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(request), signal });
   }
@@ -109,5 +125,8 @@ export const storedToken = () => sessionStorage.getItem(KEY);
 export const forgetToken = () => sessionStorage.removeItem(KEY);
 
 /** Addresses relative to the page, so that it works behind a path prefix. */
-export const thumbnail = (hit, size = 256) => (hit.thumbnail ? `${hit.thumbnail.replace(/^\//, "")}?size=${size}` : null);
-export const original = (id) => `images/${id}`;
+export const thumbnail = (hit, size = 256) =>
+  hit.thumbnail ? `${hit.thumbnail.replace(/^\//, "")}?size=${size}${hit.of ? `&of=${hit.of}` : ""}` : null;
+/** key: of the image itself, or of one of its near-duplicates. */
+export const original = (hit, key = hit.key) => `images/${key}${hit.of ? `?of=${hit.of}` : ""}`;
+export const smallCopy = (hit, key) => `thumbnails/${key}?size=128${hit.of ? `&of=${hit.of}` : ""}`;

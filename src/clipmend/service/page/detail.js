@@ -1,6 +1,6 @@
 // One image, large, with everything that is known of it and why it stands where it stands.
 
-import { original, refusal, thumbnail } from "./api.js";
+import { original, refusal, smallCopy, thumbnail } from "./api.js";
 import { sentence } from "./told.js";
 import { fileName, ordinal } from "./tiles.js";
 
@@ -86,7 +86,7 @@ export class Detail {
     $("previous").disabled = this.position === 0;
     $("next").disabled = this.position === this.grid.hits.length - 1;
     $("detail-title").textContent = fileName(hit.path);
-    $("detail-open").href = original(hit.key);
+    $("detail-open").href = original(hit);
     const place = (rank) => (rank === null ? `beyond ${ordinal(this.depth)}` : ordinal(rank));
     const moved = $("detail-rank");
     moved.replaceChildren();
@@ -119,14 +119,14 @@ export class Detail {
   async unseen(hit) {
     $("detail-image").hidden = true;
     $("detail-open").hidden = true;
-    const why = await refusal(thumbnail(hit, 1024) ?? original(hit.key));
+    const why = await refusal(thumbnail(hit, 1024) ?? original(hit));
     if (this.grid.hits[this.position] === hit) $("detail-none").textContent = sentence(why || "this image cannot be shown");
   }
 
   /** A file of a kind that browsers do not show has a thumbnail alone. */
   async check(hit) {
     $("detail-open").hidden = true;
-    const why = await refusal(original(hit.key));
+    const why = await refusal(original(hit));
     if (this.grid.hits[this.position] === hit && $("detail-none").textContent === "") $("detail-open").hidden = why !== "";
   }
 
@@ -139,11 +139,11 @@ export class Detail {
     place.append(title);
     for (const id of hit.copies.slice(0, 24)) {
       const link = document.createElement("a");
-      link.href = original(id);
+      link.href = original(hit, id);
       link.target = "_blank";
       link.rel = "noopener";
       const image = document.createElement("img");
-      image.src = `thumbnails/${id}?size=128`;
+      image.src = smallCopy(hit, id);
       image.alt = `image ${id}`;
       image.loading = "lazy";
       image.addEventListener("error", () => link.removeAttribute("href"), { once: true });

@@ -53,7 +53,8 @@ async function ask({ keep = "push", further = false } = {}) {
   try {
     const adds = further && answer !== null && !wantsCompare();
     const found = await api.search(request(adds ? answer.hits.length : 0, wantsCompare() ? k : PAGE), state.image, mine.signal);
-    if (adds) found.hits = [...answer.hits, ...found.hits];
+    if (adds) found.hits = api.joined(answer, found);
+    if (adds && found.hits === null) return fresh("no");
     answer = found;
     trouble(null);
     show();

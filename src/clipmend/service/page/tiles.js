@@ -36,6 +36,7 @@ export function movement(hit, side, shown, depth) {
 function newTile(hit) {
   const item = document.createElement("li");
   item.dataset.id = hit.key;
+  item.dataset.of = hit.of ?? "";
   const button = document.createElement("button");
   button.type = "button";
   button.className = "tile";
@@ -109,7 +110,8 @@ export class Grid {
     this.moves = new Map();
     for (const [position, hit] of hits.entries()) {
       const key = hit.key;
-      const item = this.items.get(key) ?? newTile(hit);
+      const kept = this.items.get(key);
+      const item = kept && kept.dataset.of === (hit.of ?? "") ? kept : newTile(hit);
       const place = this.side === "before" ? hit.rank_before ?? position + 1 : hit.rank;
       const move = shown === null ? null : movement(hit, this.side, shown, depth);
       fill(item, hit, place, move);
