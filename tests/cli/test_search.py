@@ -195,6 +195,31 @@ def test_explain(home: Path) -> None:
     assert "only with --rerank" not in on_terminal(*arguments, "--rerank", 5)
 
 
+def test_the_gate_is_on_and_says_what_it_did(home: Path) -> None:
+    patched = (home / "index", "--patch", home / "patch", "-k", 15)
+    plain = json.loads(invoke(home / "index", "a dog", "-k", 15, "--json"))
+    gated = json.loads(invoke(*patched, "a dog", "--json"))
+    assert gated["terms"][0]["mended"] is False
+    assert [(h["id"], h["score"]) for h in gated["hits"]] == [(h["id"], h["score"]) for h in plain["hits"]]
+    every = json.loads(invoke(*patched, "a dog", "--no-gate", "--json"))
+    assert every["terms"][0]["mended"] is True
+    assert [h["score"] for h in every["hits"]] != [h["score"] for h in plain["hits"]]
+    assert plain["terms"][0]["mended"] is None
+    assert "embedded as without the patch" in on_terminal(*patched, "a dog")
+    assert "--no-gate" in run(*patched, "a dog").stderr
+    for arguments in (
+        (*patched, "no dog"),
+        (*patched, "a dog", "--no-gate"),
+        (*patched, '"no dog" + "a cat"'),
+        (home / "index", "a dog"),
+    ):
+        assert "embedded as without" not in on_terminal(*arguments)
+    told = on_terminal(*patched, '"no dog" + "a cat"', "--explain").splitlines()
+    assert "mended: no dog" in told
+    assert "left as it is, for no word in it denies anything: a cat" in told
+    assert "left as it is" not in on_terminal(*patched, '"no dog" + "a cat"', "--explain", "--strength", 0)
+
+
 def test_pipes_get_a_line_an_image(home: Path, tmp_path: Path) -> None:
     """However narrow a terminal would be; what is said about them goes to standard error."""
     piped = run(home / "index", '"no dog" + "a cat"', "--patch", home / "patch", "-k", 3, "--explain", COLUMNS="20")

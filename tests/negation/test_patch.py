@@ -332,6 +332,23 @@ def test_gate_of_the_config_can_be_overridden(encoder: RandomDualEncoder) -> Non
     assert not patch.apply(encoder, gate=False).gate
 
 
+def test_what_was_asked_of_the_gate_is_kept_apart_from_what_the_patch_says(encoder: RandomDualEncoder, patch: PeakPatch) -> None:
+    assert [patch.apply(encoder, gate=gate).gate_asked for gate in (None, False, True)] == [None, False, True]
+    mended = patch.apply(encoder)
+    assert not mended.gate
+    assert mended.adjusted(0.5).gate_asked is None
+    off = mended.adjusted(gate=False)
+    assert (off.gate_asked, off.adjusted(0.5).gate_asked, mended.gate_asked) == (False, False, None)
+    assert off.adjusted(gate=False) is off
+
+
+def test_mends_says_which_texts_are_changed(encoder: RandomDualEncoder, patch: PeakPatch) -> None:
+    plain = encoder.encode_texts(TEXTS)
+    for mended in (patch.apply(encoder, gate=True), patch.apply(encoder), patch.apply(encoder, 0.0)):
+        changed = [not torch.equal(a, b) for a, b in zip(mended.encode_texts(TEXTS), plain, strict=True)]
+        assert [mended.mends(text) for text in TEXTS] == changed
+
+
 # ---- refusals ---------------------------------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,7 @@ class FakeService:
         offset, k = request.get("offset", 0), request.get("k", 24)
         words = [word for word in query.split() if ":" not in word]
         bare = bool(words)
+        mended = None if self.patch is None else "plain" not in words  # as a gate would leave what denies nothing
 
         def hit(id: int, rank: int) -> dict[str, Any]:
             return {
@@ -141,7 +142,7 @@ class FakeService:
 
         answer: dict[str, Any] = {
             "query": query,
-            "terms": [{"weight": 1.0, "kind": "text", "value": query}] if bare else [],
+            "terms": [{"weight": 1.0, "kind": "text", "value": query, "mended": mended}] if bare else [],
             "where": [
                 {"field": field, "op": "under" if field == "folder" else "=", "value": value}
                 for field, _, value in (word.partition(":") for word in query.split())

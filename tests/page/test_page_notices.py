@@ -34,6 +34,19 @@ def test_nothing_is_said_of_files_that_are_known(fake_page: SearchPage) -> None:
     assert not fake_page.shown("#no-files")
 
 
+def test_a_query_that_the_gate_leaves_alone_is_said_to_be(fake_page: SearchPage, fake: FakeService) -> None:
+    fake_page.open(q="squares")
+    assert not fake_page.shown("#hint")
+    fake_page.ask("plain squares")
+    assert "the patch leaves this query as the model reads it" in fake_page.text("#hint")
+    fake.hint = "a word of advice"  # of what is to be done: it comes before
+    fake_page.ask("more plain squares")
+    assert fake_page.text("#hint") == "a word of advice"
+    fake.hint = None
+    fake_page.ask("folder:cold")
+    assert not fake_page.shown("#hint")
+
+
 def test_an_image_that_is_not_shown_says_why(fake_page: SearchPage, fake: FakeService) -> None:
     fake.outside = frozenset({0})
     fake_page.open(q="squares", view="after", strength="0")

@@ -18,6 +18,7 @@ from clipmend.evaluation.exclusion import ExclusionQuery, ExclusionResult
 from clipmend.evaluation.presence import Presence
 from clipmend.negation import PeakPatch
 from clipmend.search import ImageIndex
+from clipmend.search.answers import answer_json
 from clipmend.search.opening import open_gallery
 from clipmend.search.searcher import Searcher
 
@@ -107,10 +108,41 @@ def test_strength_and_gate_are_those_of_the_patch(stack: Stack) -> None:
         expected = fresh.search(text, 10, rerank=20)
         answer = searcher.search(text, 10, strength=strength, rerank=20)
         assert [(hit.id, hit.score) for hit in answer.hits] == [(hit.id, hit.score) for hit in expected.hits]
-    plain = [hit.id for hit in Searcher(stack.gallery, stack.encoder).search("a cat", 20).hits]
-    assert [hit.id for hit in searcher.search("a cat", 20, gate=True).hits] == plain
     assert searcher.mended is stack.mended
-    assert stack.mended.strength == 1.0
+    assert (stack.mended.strength, stack.mended.gate) == (1.0, False)
+
+
+def test_the_gate_is_on_unless_it_was_turned_off(stack: Stack) -> None:
+    """Texts that deny nothing find exactly what they find without a patch."""
+    patch = PeakPatch.from_pretrained("scenes")
+    searcher = Searcher(stack.gallery, stack.encoder, stack.mended)
+    off = Searcher(stack.gallery, stack.encoder, patch.apply(stack.encoder, gate=False))
+
+    def scores(by: Searcher, text: str, **options: Any) -> list[tuple[int, float]]:
+        return [(hit.id, hit.score) for hit in by.search(text, SCENES, **options).hits]
+
+    for text in ("a cat", "a red house and a tree"):
+        plain = scores(Searcher(stack.gallery, stack.encoder), text)
+        assert scores(searcher, text) == scores(searcher, text, strength=2.0) == scores(off, text, gate=True) == plain
+        mended = scores(off, text)
+        assert mended == scores(searcher, text, gate=False) != plain
+        assert np.array_equal(searcher.embed([text]), searcher.embed([text], strength=0))
+        assert not np.array_equal(off.embed([text]), off.embed([text], strength=0))
+    text = stack.queries[0].query
+    assert scores(searcher, text) == scores(off, text) != scores(searcher, text, strength=0)
+
+
+def test_an_answer_says_which_terms_were_mended(stack: Stack) -> None:
+    searcher = Searcher(stack.gallery, stack.encoder, stack.mended)
+    name = Path(stack.presence.images[5]).name
+    query = f'"a picture without a cat" - 0.3 "grass" + like:{name}'
+    assert searcher.search(query, 1).mended == (True, False, None)
+    assert searcher.search(query, 1, gate=False).mended == (True, True, None)
+    assert searcher.search(query, 1, strength=0).mended == (None, None, None)
+    assert Searcher(stack.gallery, stack.encoder).search(query, 1).mended == (None, None, None)
+    answer = searcher.search(query, 1)
+    assert [term["mended"] for term in answer_json(answer, query)["terms"]] == [True, False, None]
+    assert searcher.search("name:*.png", 1).mended == ()
 
 
 def test_an_image_among_the_terms(stack: Stack) -> None:

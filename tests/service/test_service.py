@@ -84,7 +84,7 @@ def test_a_search_is_the_searchers(client: TestClient, searcher: Searcher) -> No
     assert [hit["id"] for hit in found["before"]] == [hit.id for hit in expected.before]
     np.testing.assert_allclose([hit["score"] for hit in found["hits"]], [hit.score for hit in expected.hits], atol=1e-6)
     assert (found["total"], found["offset"], found["exact"], found["depth"]) == (30, 2, True, 30)
-    assert found["terms"] == [{"weight": 1.0, "kind": "text", "value": "no red"}]
+    assert found["terms"] == [{"weight": 1.0, "kind": "text", "value": "no red", "mended": True}]
     first = found["hits"][0]
     assert first["thumbnail"] == f"/thumbnails/{first['id']}"
     assert first["key"] == str(first["id"])
@@ -203,7 +203,7 @@ def test_an_image_alone_finds_itself(client: TestClient, folder: Path) -> None:
     for id, name in ((4, "b/004.png"), (11, "c/011.png")):
         found = send(client, (folder / name).read_bytes()).json()
         assert found["hits"][0]["id"] == id
-        assert found["terms"] == [{"weight": 1.0, "kind": "image", "value": "upload"}]
+        assert found["terms"] == [{"weight": 1.0, "kind": "image", "value": "upload", "mended": None}]
 
 
 def test_an_upload_that_is_no_image_is_called_by_its_name(client: TestClient) -> None:

@@ -51,7 +51,7 @@ def search(
     patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP + " Ranks without it are shown beside."),
     strength: float = typer.Option(1.0, "--strength", min=0, max=3, help="How strongly the patch corrects; 0 is not at all."),
     gate: bool | None = typer.Option(
-        None, "--gate/--no-gate", help="Leave queries without a negation cue exactly as they are; default: as the patch says."
+        None, "--gate/--no-gate", help="Mend only texts in which a word denies something (the default), or every text."
     ),
     k: int = typer.Option(12, "-k", min=1, help="How many images to show."),
     offset: int = typer.Option(0, "--offset", min=0, help="How many of the best to pass over: the next page is --offset K."),

@@ -54,6 +54,8 @@ def print_answer(
     compared = patched and bool(answer.depth and answer.query.texts)
     notes.print(_title(answer, gallery), markup=False, soft_wrap=True)
     explained = explain and bool(answer.query.terms)
+    for line in _gated(answer, explained):
+        notes.print(line, style="dim", markup=False, soft_wrap=True)
     if not is_terminal:
         for line in _lines(answer, compared, explained, collapsed):
             sys.stdout.write(line + "\n")
@@ -79,6 +81,16 @@ def _print_hint(answer: Answer) -> None:
     if answer.hint:
         aside = Console(stderr=True, highlight=False)
         aside.print(f"hint: {answer.hint}", style="yellow", markup=False, soft_wrap=not aside.is_terminal)
+
+
+def _gated(answer: Answer, explained: bool) -> Iterator[str]:
+    """What the gate did: to each text where that is asked, else where it left all of them as they are."""
+    texts = [(term.value, mended) for term, mended in zip(answer.query.terms, answer.mended, strict=True) if mended is not None]
+    if explained:
+        for text, mended in texts:
+            yield f"{'mended' if mended else 'left as it is, for no word in it denies anything'}: {display_path(text)}"
+    elif texts and not any(mended for _, mended in texts):
+        yield "no word of the query denies anything: it is embedded as without the patch (--no-gate mends it all the same)"
 
 
 def _lines(answer: Answer, compared: bool, explained: bool, collapsed: bool) -> Iterator[str]:

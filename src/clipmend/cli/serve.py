@@ -32,7 +32,7 @@ def serve(
     patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP),
     strength: float = typer.Option(1.0, "--strength", min=0, max=3, help="How strongly the patch corrects, unless a request says."),
     gate: bool | None = typer.Option(
-        None, "--gate/--no-gate", help="Leave queries without a negation cue exactly as they are; default: as the patch says."
+        None, "--gate/--no-gate", help="Mend only texts in which a word denies something (the default), or every text."
     ),
     host: str = typer.Option("127.0.0.1", "--host", help="Address to listen at; other machines can reach any but 127.0.0.1."),
     port: int = typer.Option(8765, "--port", min=0, max=65535, help="Port to listen at; 0 for any free one."),

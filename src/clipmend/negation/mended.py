@@ -50,15 +50,20 @@ class Mended(TextSideWrapper):
         strength: multiplies the ECN's alpha and the SCN's correction; with 0 every result is the backbone's own tensor.
         gate: captions without any negation cue get exactly the row that ``encoder.encode_texts`` gives for the same list. (The gate
             is about embeddings: the SCN, where there is one, weighs every pair, or options with and without negation would not
-            compare.) In a list that has both kinds, negated captions go through the backbone twice.
+            compare.) In a list that has both kinds, negated captions go through the backbone twice. ``None``: as the patch's
+            configuration says.
 
     Attributes:
-        encoder, patch, strength, gate: as given.
+        encoder, patch, strength: as given.
+        gate: whether there is one.
+        gate_asked: ``gate`` as given; ``None`` where it was left to the patch, so that a search may choose
+            (:class:`~clipmend.search.Searcher`).
     """
 
-    def __init__(self, encoder: DualEncoder, patch: PeakPatch, strength: float = 1.0, gate: bool = False) -> None:
+    def __init__(self, encoder: DualEncoder, patch: PeakPatch, strength: float = 1.0, gate: bool | None = None) -> None:
         super().__init__(encoder)
-        self.patch, self.strength, self.gate = patch, float(strength), bool(gate)
+        self.patch, self.strength, self.gate_asked = patch, float(strength), None if gate is None else bool(gate)
+        self.gate = bool(patch.config.gate if gate is None else gate)
         self.name = f"{encoder.name} + patch"
         self._ecn = _frozen(patch.ecn, self.device)
         self._scn = None if patch.scn is None else _frozen(patch.scn, self.device)
@@ -82,14 +87,19 @@ class Mended(TextSideWrapper):
             ValueError: a strength that is negative or not finite.
         """
         strength = self.strength if strength is None else float(strength)
+        asked = self.gate_asked if gate is None else bool(gate)
         gate = self.gate if gate is None else bool(gate)
         if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength must be a number of at least 0, not {strength}")
-        if (strength, gate) == (self.strength, self.gate):
+        if (strength, gate, asked) == (self.strength, self.gate, self.gate_asked):
             return self
         other = copy(self)
-        other.strength, other.gate = strength, gate
+        other.strength, other.gate, other.gate_asked = strength, gate, asked
         return other
+
+    def mends(self, text: str) -> bool:
+        """Whether a text's embedding is corrected here; not where the strength is 0, or the gate leaves the text as it is."""
+        return self.strength != 0 and (not self.gate or has_negation(text))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "encoder":  # not set yet, or private to the backbone
@@ -167,7 +177,7 @@ class Mended(TextSideWrapper):
             return [], bool(texts)
         if not self.gate:
             return list(range(len(texts))), False
-        rows = [row for row, text in enumerate(texts) if has_negation(text)]
+        rows = [row for row, text in enumerate(texts) if self.mends(text)]
         return rows, len(rows) < len(texts)
 
     def _correct(self, texts: list[str], context: bool, batch_size: int, on_long: OnLong, progress: bool) -> _Corrected:

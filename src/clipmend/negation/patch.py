@@ -118,7 +118,8 @@ class PeakPatch:
         Args:
             encoder: the backbone it was fitted on. It is not changed.
             strength: multiplies the learned alpha and the SCN's correction; 0 returns the backbone's tensors untouched.
-            gate: leave captions without negation cue exactly as they are (English only); ``None``: what the config says.
+            gate: leave captions without negation cue exactly as they are (English only); ``None``: what the config says, and in a
+                search yes (:class:`~clipmend.search.Searcher`).
             allow_mismatch: warn instead of refusing an encoder with another fingerprint; sizes and layers must fit all the same.
 
         Returns:
@@ -140,7 +141,7 @@ class PeakPatch:
             raise MismatchError(f"{mismatch} {remedy(encoder)} (In Python, allow_mismatch=True tries this one regardless.)")
         if mismatch:
             warnings.warn(mismatch, stacklevel=2)
-        return Mended(encoder, self, strength, self.config.gate if gate is None else gate)
+        return Mended(encoder, self, strength, gate)
 
     def attach(
         self,

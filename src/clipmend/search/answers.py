@@ -30,7 +30,10 @@ def answer_json(answer: Answer, query: str, more: Callable[[Found], dict[str, An
 
     return {
         "query": plain(query),
-        "terms": [{"weight": term.weight, "kind": term.kind, "value": plain(term.value)} for term in answer.query.terms],
+        "terms": [
+            {"weight": term.weight, "kind": term.kind, "value": plain(term.value), "mended": mended}
+            for term, mended in zip(answer.query.terms, answer.mended, strict=True)
+        ],
         "where": [{"field": plain(c.field), "op": c.op, "value": _value(c.value)} for c in answer.query.where],
         "total": answer.total,
         "offset": answer.offset,

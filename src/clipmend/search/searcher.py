@@ -93,6 +93,8 @@ class Answer:
         hint: a word of advice, or ``None``.
         seconds: it took.
         depth: ranks in the other ranking are known among its first so many; 0 where the search was not to compare.
+        mended: of each term of the query, whether the patch corrected it: False where the gate left a text as it is; ``None`` of
+            images, and where there is no patch.
     """
 
     query: Query
@@ -104,10 +106,14 @@ class Answer:
     hint: str | None
     seconds: float
     depth: int
+    mended: tuple[bool | None, ...] = ()
 
 
 class Searcher:
     """Queries of one gallery by one encoder, with or without a patch. Threads may share one.
+
+    The gate is on: texts in which no word denies anything are embedded as without the patch, and only the others are mended.
+    ``patch.apply(encoder, gate=False)`` turns it off for all queries, ``search(..., gate=False)`` for one.
 
     Args:
         gallery: what is searched.
@@ -148,7 +154,7 @@ class Searcher:
         Args:
             texts: the texts.
             strength: of the patch; 0: without it; ``None``: the patch's own.
-            gate: whether texts without a negation cue are left as they are; ``None``: the patch's own.
+            gate: whether texts without a negation cue are left as they are; ``None``: as the patch was applied, else yes.
             on_long: what to do with texts longer than the encoder's context.
 
         Returns:
@@ -184,7 +190,8 @@ class Searcher:
             k: images a page.
             offset: how many of the best to pass over.
             strength: of the patch, for this query; 0: without it; ``None``: as the patch was applied.
-            gate: likewise, whether texts without a negation cue are left as they are.
+            gate: whether texts without a negation cue are left as they are, for this query; ``None``: as the patch was applied, and
+                where that was left open, yes.
             rerank: order the best ``max(rerank, k)`` again by the patch's score correction; 0: by cosine alone.
             collapse: leave out images whose cosine with a better one is at least this (0.97, say), and name them as its copies.
             compare: also rank without the patch: ``before``, ``rank_before`` and ``score_before``.
@@ -271,8 +278,9 @@ class Searcher:
         hits = found(page)
         before = found(plain_page) if compare else []
         is_exact = ranking.exact and plain.exact
-        seconds = time.perf_counter() - began
-        return Answer(query, hits, before, total, offset, is_exact, self._hint(query, hits, total, offset), seconds, depth)
+        hint = self._hint(query, hits, total, offset)
+        mends = tuple(self._mends(active, term) for term in query.terms)
+        return Answer(query, hits, before, total, offset, is_exact, hint, time.perf_counter() - began, depth, mends)
 
     def _encoder(self, strength: float | None, gate: bool | None) -> DualEncoder:
         """What embeds at this strength and gate; the plain encoder itself where that is what it comes to."""
@@ -282,13 +290,24 @@ class Searcher:
             return self.encoder
         if strength == 0:
             return self.encoder
-        if strength is None and gate is None:
-            return self.mended
         from clipmend.negation.mended import Mended
 
-        if not isinstance(self.mended, Mended):
-            raise ValueError(f"the strength and gate of {self.mended.name} cannot be changed: it is no Mended encoder")
-        return self.mended.adjusted(strength, gate)
+        if isinstance(self.mended, Mended):
+            open_ = gate is None and self.mended.gate_asked is None
+            return self.mended.adjusted(strength, True if open_ else gate)
+        if strength is None and gate is None:
+            return self.mended
+        raise ValueError(f"the strength and gate of {self.mended.name} cannot be changed: it is no Mended encoder")
+
+    def _mends(self, active: DualEncoder, term: Term) -> bool | None:
+        """Whether the patch corrects a term; ``None`` where there is nothing to correct, or nothing that could."""
+        if term.kind != "text" or active is self.encoder:
+            return None
+        from clipmend.negation.mended import Mended
+
+        if not isinstance(active, Mended):
+            return True
+        return active.mends(term.value) if active.strength else None
 
     def _check(
         self, k: int, offset: int, rerank: int, collapse: float | None, strength: float | None, gate: bool | None
@@ -378,7 +397,7 @@ def list_images(gallery: Gallery, query: Query, k: int = 20, offset: int = 0) ->
     items = gallery.items(page) if page else []
     hits = [Found(item.id, item, gallery.file(item), rank, 0.0) for rank, item in enumerate(items, offset + 1)]
     hint = None if hits else nothing_hint(gallery, query.where, total, offset)
-    return Answer(query, hits, [], total, offset, True, hint, time.perf_counter() - began, 0)
+    return Answer(query, hits, [], total, offset, True, hint, time.perf_counter() - began, 0, (None,) * len(query.terms))
 
 
 def _check_page(k: int, offset: int) -> None:

@@ -35,7 +35,7 @@ class SearchRequest(BaseModel):
     offset: int = Field(0, ge=0, le=10_000, strict=True, description="Results to pass over.")
     strength: float | None = Field(None, ge=0, le=3, strict=True, allow_inf_nan=False, description="Of the patch; 0 is not at all.")
     gate: bool | None = Field(
-        None, strict=True, description="Leave texts without a negation cue as they are; null: as the patch says."
+        None, strict=True, description="Leave texts without a negation cue as they are; null: as the service was started."
     )
     rerank: int = Field(0, ge=0, le=1_000, strict=True, description="Order the best N again by the patch's score correction.")
     collapse: float | None = Field(
@@ -55,6 +55,7 @@ class QueryTerm(BaseModel):
     weight: float
     kind: Literal["text", "image", "like"]
     value: str
+    mended: bool | None = Field(None, description="Whether the patch corrected it; null of images, and without a patch.")
 
 
 class QueryCondition(BaseModel):

@@ -116,8 +116,10 @@ function show() {
   if (tile) tile.tabIndex = 0;
   $("summary").replaceChildren(...(compared ? told.summary(before, after) : answer.hits.length ? [told.unseenSummary(answer)] : []));
   $("understood").replaceChildren(...told.understood(answer, about.fields, (position) => set(withoutCondition({ ...state, ...typed() }, answer.where, position, about.fields))));
-  $("hint").textContent = answer.hint ?? "";
-  $("hint").hidden = !answer.hint;
+  const hint = answer.hint ?? told.gated(answer) ?? "";
+  $("hint").textContent = hint;
+  $("hint").hidden = !hint;
+  $("hint").classList.toggle("calm", !answer.hint);
   $("empty").hidden = answer.hits.length > 0;
   $("empty").replaceChildren(...(answer.hits.length ? [] : told.emptiness(about, filterCount(state, about.fields) ? clearFilters : null)));
   $("more").hidden = !answer.hits.length || answer.hits.length >= Math.min(answer.total, compared ? MOST : FURTHEST);

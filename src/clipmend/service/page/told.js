@@ -79,6 +79,13 @@ export function understood(answer, fields, remove) {
   return chips;
 }
 
+/** The gate has left every word as it is, so that no strength changes anything; null where it has not. */
+export function gated(answer) {
+  const texts = answer.terms.filter((term) => term.kind === "text");
+  if (!texts.length || texts.some((term) => term.mended !== false)) return null;
+  return "No word here says what must not be there, so the patch leaves this query as the model reads it.";
+}
+
 /** Nothing was found, and what can be done. */
 export function emptiness(about, clear) {
   if (!about.count) {
