@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,73 @@ def test_of_two_projected_encoders_the_patch_goes_on_its_own() -> None:
     with pytest.warns(UserWarning, match="fitted on"):
         patch.attach(case.pipeline, allow_mismatch=True)
     assert attachment_of(case.pipeline.text_encoder) is not None
+
+
+@pytest.mark.parametrize("make", [tiny.kandinsky_prior, tiny.sdxl])
+def test_an_error_in_the_middle_leaves_nothing_behind(make: Callable[[], Case]) -> None:
+    case = make()
+    patch, before = case.patch(), case.run(PROMPT)
+    weights = {name: value.clone() for name, value in case.encoder.state_dict().items()}
+    own = insides(case.encoder)
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("in the middle")
+
+    patch.attach(case.pipeline)
+    mended_one = case.run(PROMPT)
+    for part in (case.encoder.text_model.encoder.layers[1], getattr(case.pipeline, case.network)):
+        hook = part.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            case.run("a cup and no tree")
+        hook.remove()
+        assert torch.equal(case.run(PROMPT), mended_one)  # nothing of the other prompt is left
+    patch.detach(case.pipeline)
+    assert insides(case.encoder) == own
+    assert all(torch.equal(value, weights[name]) for name, value in case.encoder.state_dict().items())
+    assert torch.equal(case.run(PROMPT), before)
+    with pytest.raises(RuntimeError, match="in the middle"), patch.attached(case.pipeline):
+        fail()
+    assert attachment_of(case.pipeline) is None
+
+
+def test_two_threads_do_not_mix_their_prompts(prior: Case) -> None:
+    prompts = ["a dog and no cat", "a cat and no dog", "a cup and no tree", "no red cup"]
+    ids = [prior.tokenizer([prompt], return_tensors="pt").input_ids for prompt in prompts]
+
+    def embed(row: int) -> torch.Tensor:
+        with torch.no_grad():
+            return prior.encoder(ids[row]).text_embeds
+
+    with prior.patch().attached(prior.pipeline):
+        alone = [embed(row) for row in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(embed, list(range(4)) * 15))
+    assert all(torch.allclose(found, alone[place % 4], atol=1e-5) for place, found in enumerate(together))
+
+
+def test_two_pipelines_that_share_a_text_encoder(prior: Case) -> None:
+    other = tiny.kandinsky_prior()
+    other.pipeline.text_encoder = prior.encoder
+    patch = prior.patch()
+    patch.attach(prior.pipeline)
+    assert attachment_of(other.pipeline) is attachment_of(prior.pipeline)
+    with pytest.raises(ValueError, match="carries a patch already"):
+        patch.attach(other.pipeline)
+    patch.detach(other.pipeline)
+    assert attachment_of(prior.pipeline) is None
+
+
+def test_embeddings_given_in_place_of_a_prompt_are_used_as_they_are() -> None:
+    case = tiny.sdxl()
+    plain = case.pipeline.encode_prompt(PROMPT)
+    names = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+    given = dict(zip(names, plain, strict=True))
+    before = case.run(None, **given)
+    with case.patch().attached(case.pipeline):
+        assert torch.equal(case.run(None, **given), before)
+        mended_ones = dict(zip(names, case.pipeline.encode_prompt(PROMPT), strict=True))
+    assert torch.equal(mended_ones["negative_pooled_prompt_embeds"], given["negative_pooled_prompt_embeds"])
+    assert not torch.equal(case.run(None, **mended_ones), before)  # made while the patch was on, they keep its correction
 
 
 # ---- refused ------------------------------------------------------------------------------------------------------------------

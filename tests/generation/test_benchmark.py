@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import sys
 from collections.abc import Sequence
@@ -164,6 +165,70 @@ def test_judges_that_say_something_else(case: tiny.Case, tmp_path: Path) -> None
         run(case, tmp_path, Broken(), patches={})
 
 
+def test_a_prompt_that_the_pipeline_fails_at_is_named_and_the_rest_kept(
+    case: tiny.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = type(case.pipeline).__call__
+
+    def failing(self: Any, prompt: str, **options: Any) -> Any:
+        if prompt == "a dog and no cat":
+            raise RuntimeError("out of memory")
+        return call(self, prompt, **options)
+
+    failing.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
+    monkeypatch.setattr(type(case.pipeline), "__call__", failing)
+    with pytest.raises(ValueError, match=r"failed at prompt 3 \('a dog and no cat', seed 0, plain\): RuntimeError: out of memory"):
+        run(case, tmp_path, patches={}, seeds=(0,))
+    assert len(list((tmp_path / "images").rglob("*.png"))) == 2
+
+
+def test_a_patch_comes_off_where_the_pipeline_fails(case: tiny.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {name: value.clone() for name, value in case.encoder.state_dict().items()}
+
+    def failing(self: Any, hidden: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("broken in the middle")
+
+    run(case, tmp_path, patches={}, negative_prompt=False, seeds=(0,))
+    drawn = set((tmp_path / "images").rglob("*.png"))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(case.pipeline.unet), "forward", failing)
+        with pytest.raises(ValueError, match=r"prompt 1 .*\+ own.*broken in the middle.*kept"):
+            run(case, tmp_path, negative_prompt=False, seeds=(0,))
+    assert attachment_of(case.pipeline) is None
+    assert all(torch.equal(value, kept[name]) for name, value in case.encoder.state_dict().items())
+    assert set((tmp_path / "images").rglob("*.png")) == drawn
+    assert len(run(case, tmp_path, negative_prompt=False, seeds=(0,)).rows) == 6
+
+
+def test_a_judge_that_fails_is_told_with_the_image(case: tiny.Case, tmp_path: Path) -> None:
+    class Failing(Brightness):
+        def judge(self, image_path: Path, things: Sequence[str]) -> list[float]:
+            raise RuntimeError("no memory")
+
+    with pytest.raises(ValueError, match=r"the judge failed at .*\.png, asked for dog: RuntimeError: no memory"):
+        run(case, tmp_path, Failing(), patches={}, negative_prompt=False, seeds=(0,))
+
+
+def test_images_of_one_colour_are_told_of(case: tiny.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = run(case, tmp_path / "a", patches={}, negative_prompt=False, seeds=(0,))
+    assert report.blank == {"plain": 0}
+    assert "of one colour" not in report.markdown()
+    monkeypatch.setattr(type(case.pipeline.vae), "decode", lambda self, z, **options: (torch.full((len(z), 3, 32, 32), -1.0),))
+    report = run(case, tmp_path / "b", patches={}, negative_prompt=False, seeds=(0,))
+    assert report.blank == {"plain": 3}
+    assert "plain: 3 images are of one colour" in report.markdown()
+    assert json.loads((tmp_path / "b" / "results.json").read_text(encoding="utf-8"))["blank"] == {"plain": 3}
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), 0.0, 50.0])
+def test_thresholds_and_prompts_are_checked_before_anything_is_drawn(case: tiny.Case, tmp_path: Path, threshold: float) -> None:
+    with pytest.raises(ValueError, match="threshold is a probability"):
+        run(case, tmp_path, threshold=threshold)
+    with pytest.raises(ValueError, match=r"prompt 2 \('hello'\) asks for nothing"):
+        run(case, tmp_path, prompts=[PROMPTS[0], Caption("hello", -1)])
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- prompts ------------------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +264,8 @@ def test_prompts_of_files(tmp_path: Path) -> None:
         ("prompt\na dog\na dog\n", "line 3: the same prompt as on line 2"),
         ("prompt,asserts,denies\na dog,dog,\n", "line 2: asserts is no list"),
         ("caption\na dog\n", "prompt"),
+        ("prompt,denies\na dog and no cat,\"['cat']\"\n", "the column denies needs the other"),
+        ("prompt,asserts\na dog,\"['dog']\"\n", "the column asserts needs the other"),
     ],
 )
 def test_broken_prompt_files(tmp_path: Path, content: str, message: str) -> None:
@@ -206,6 +273,15 @@ def test_broken_prompt_files(tmp_path: Path, content: str, message: str) -> None
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_prompts(path)
+
+
+def test_text_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes("a château\n".encode("latin-1"))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a cup"}\n')
+    with pytest.raises(ValueError, match=r"p\.txt: not UTF-8"):
+        read_prompts(tmp_path / "p.txt")
+    with pytest.raises(ValueError, match=r"p\.jsonl: prompts come as a table"):
+        read_prompts(tmp_path / "p.jsonl")
 
 
 # ---- pipelines by name, and the command ---------------------------------------------------------------------------------------

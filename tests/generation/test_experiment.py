@@ -75,7 +75,7 @@ class Perfect(PresenceJudge):
         super().__init__(PresenceNet(8))
         self.known = {np.asarray(render(scene, 64)).tobytes(): scene_facts(scene) for scene in scenes}
 
-    def probabilities(self, images: Any, things: Sequence[str] = THINGS, **options: Any) -> np.ndarray:  # type: ignore[override]
+    def probabilities(self, images: Any, things: Sequence[str] = THINGS, **options: Any) -> np.ndarray:
         shown = [self.known.get(image.numpy().tobytes(), frozenset()) for image in images]
         return np.array([[float(thing in facts) for thing in things] for facts in shown])
 
@@ -124,7 +124,8 @@ def test_a_killed_run_draws_the_rest_alone_and_ends_with_equal_scores(
 ) -> None:
     generator, encoder, judge = parts
     whole = run_experiment(generator, encoder, encoder, judge, tmp_path / "whole", CONFIG)
-    draw, drawn = SceneGenerator.sample, []
+    draw = SceneGenerator.sample
+    drawn: list[int] = []
 
     def some(self: SceneGenerator, *arguments: Any, **options: Any) -> torch.Tensor:
         if len(drawn) == 4:
@@ -137,7 +138,12 @@ def test_a_killed_run_draws_the_rest_alone_and_ends_with_equal_scores(
         run_experiment(generator, encoder, encoder, judge, tmp_path / "parts", CONFIG)
     assert not (tmp_path / "parts" / "scores.json").exists()
     drawn.clear()
-    monkeypatch.setattr(SceneGenerator, "sample", lambda *a, **o: drawn.append(1) or draw(*a, **o))
+
+    def counted(self: SceneGenerator, *arguments: Any, **options: Any) -> torch.Tensor:
+        drawn.append(1)
+        return draw(self, *arguments, **options)
+
+    monkeypatch.setattr(SceneGenerator, "sample", counted)
     again = run_experiment(generator, encoder, encoder, judge, tmp_path / "parts", CONFIG)
     assert len(drawn) == 3 + 2 * 6 - 4  # three ways of affirmative prompts, six of each other form; four were there
     assert again.to_dict() == whole.to_dict()

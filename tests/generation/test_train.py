@@ -336,8 +336,9 @@ def test_what_cannot_be_drawn_with_is_refused(trained: tuple[Path, SceneGenerato
         ({"guidance": float("inf")}, "guidance"), ({"guidance": float("nan")}, "guidance"), ({"shift": float("inf")}, "shift"),
         ({"batch_size": 0}, "batch_size"), ({"guidance": 1e39}, "not finite"),
     ):  # fmt: skip
+        given: dict[str, Any] = {"steps": 2, **options}
         with pytest.raises(ValueError, match=told):
-            generator.sample(condition, [0], **{"steps": 2, **options})
+            generator.sample(condition, [0], **given)
 
 
 def test_the_basis_keeps_everything_where_all_components_are_kept() -> None:

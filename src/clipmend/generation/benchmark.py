@@ -132,12 +132,18 @@ def run_generation(
         progress: show progress bars on a terminal.
 
     Raises:
-        ValueError: no prompts, no seeds, a pipeline that a patch cannot go on or that gives no images, a setting that it does not
-            take, a patch that does not fit.
+        ValueError: no prompts, one that cannot be scored, no seeds, a threshold outside 0..1, a pipeline that a patch cannot go
+            on or that gives no images, a setting that it does not take, a patch that does not fit; what pipeline or judge fail at.
         OSError, ImportError: see :func:`load_pipeline`.
     """
     if not prompts:
         raise ValueError("no prompts to draw")
+    for number, prompt in enumerate(prompts, 1):
+        if not (prompt.asserts or prompt.denies) or set(prompt.asserts) & set(prompt.denies):
+            raise ValueError(
+                f"prompt {number} ({prompt.text!r}) asks for nothing and rules out nothing, or asks for what it rules out: it "
+                "cannot be scored"
+            )
     if not 0 < threshold <= 1:  # before hours of drawing
         raise ValueError(f"the threshold is a probability, above 0 and at most 1, not {threshold:g}")
     if not seeds or len(set(seeds)) < len(seeds):
@@ -175,6 +181,7 @@ def run_generation(
         list(prompts), rows, [method.label for method in methods],
         threshold=threshold, judge=name, pipeline=f"{type(pipe).__name__}, {pipe.config.get('_name_or_path') or 'a live one'}",
         settings={**own, "seeds": list(seeds), "dtype": str(dtype).removeprefix("torch.")},
+        blank={label: sum(map(_is_blank, made.values())) for label, made in images.items()},
     )  # fmt: skip
     write_generation_report(report, target)
     return report
@@ -258,7 +265,13 @@ def _draw(
             path = found[place, seed] = folder / key / f"{name}.png"
             if not _is_whole(path):
                 more = {} if against is None else {"negative_prompt": against}
-                image = pipe(text, generator=torch.Generator("cpu").manual_seed(seed), **settings, **more).images[0]
+                try:
+                    image = pipe(text, generator=torch.Generator("cpu").manual_seed(seed), **settings, **more).images[0]
+                except Exception as error:
+                    raise ValueError(
+                        f"{type(pipe).__name__} failed at prompt {place + 1} ({text!r}, seed {seed}, {method.label}): "
+                        f"{type(error).__name__}: {error}. What is drawn is kept; the same command goes on from there"
+                    ) from error
                 data = io.BytesIO()
                 image.save(data, "PNG")
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -274,6 +287,11 @@ def _is_whole(path: Path) -> bool:
     except ImageError:
         return False
     return True
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether an image is of one colour."""
+    return all(low == high for low, high in open_image(path).convert("RGB").getextrema())  # type: ignore[misc]  # a pair a band
 
 
 class _Answers:
@@ -294,7 +312,13 @@ class _Answers:
         name = image.relative_to(self.root).as_posix()
         asked = [thing for thing in (*prompt.asserts, *prompt.denies) if (name, thing) not in self._kept]
         if asked:
-            said = [float(value) for value in self.judge.judge(image, asked)]
+            try:
+                said = [float(value) for value in self.judge.judge(image, asked)]
+            except Exception as error:
+                raise ValueError(
+                    f"the judge failed at {image}, asked for {', '.join(asked)}: {type(error).__name__}: {error}. What it said "
+                    "before is kept"
+                ) from error
             if len(said) != len(asked) or any(value < 0 or value > 1 for value in said):
                 raise ValueError(f"the judge must give one probability a thing, 0 to 1 or NaN; of {asked} it gave {said}")
             self.path.parent.mkdir(parents=True, exist_ok=True)

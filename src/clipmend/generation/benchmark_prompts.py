@@ -77,16 +77,25 @@ def read_prompts(path: str | Path) -> list[Caption]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a broken table (file and line are named), a prompt that speaks of nothing, or the same prompt twice.
+        ValueError: a broken table (file and line are named), one of the two columns without the other, a prompt that speaks of
+            nothing, or the same prompt twice.
     """
     source = Path(path)
     prompts: list[tuple[int, Caption]] = []
     if source.suffix.lower() in (".txt", ".text", ""):
-        lines = source.read_text(encoding="utf-8-sig").splitlines()
+        try:
+            lines = source.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{source}: not UTF-8 text; save it as UTF-8") from error
         prompts = [(number, parse(line.strip()).caption) for number, line in enumerate(lines, 1) if line.strip()]
+    elif source.suffix.lower() in (".json", ".jsonl"):
+        raise ValueError(f"{source}: prompts come as a table (.csv) or as a text file (.txt), not as JSON")
     else:
         header, rows = read_table(source, ["prompt"])
-        parsed = {"asserts", "denies"} <= set(header)
+        gold = [column for column in ("asserts", "denies") if column in header]
+        if len(gold) == 1:  # or the one column would be passed over
+            raise ValueError(f"{source}: the column {gold[0]} needs the other of asserts and denies; give both, or neither")
+        parsed = bool(gold)
         for line, row in rows:
             text = text_field(source, line, row, "prompt")
             prompts.append((line, _gold(source, line, row, text) if parsed else parse(text).caption))

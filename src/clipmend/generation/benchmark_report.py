@@ -59,6 +59,7 @@ class GenerationReport:
         threshold: a thing is there from this probability on.
         judge, pipeline: their names.
         settings: how was drawn.
+        blank: by method, images of one colour.
     """
 
     prompts: list[Caption]
@@ -68,6 +69,7 @@ class GenerationReport:
     judge: str = ""
     pipeline: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    blank: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Score]:
@@ -152,13 +154,25 @@ class GenerationReport:
         ]
         lost = {method: score.unjudged for (method, part), score in self.scores.items() if part != "negated" and score.unjudged}
         notes += [f"{method}: {count} images of which the judge could not tell are left out." for method, count in lost.items()]
+        notes += [
+            f"{method}: {count} images are of one colour, as half precision and safety checkers leave them. They count as images "
+            "that show nothing, which respects every exclusion."
+            for method, count in self.blank.items()
+            if count
+        ]
         if len(self.prompts) < 100:
             notes.append(f"{len(self.prompts)} prompts: the intervals are wide.")
         return notes
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        about = {"pipeline": self.pipeline, "judge": self.judge, "threshold": self.threshold, "settings": self.settings}
+        about = {
+            "pipeline": self.pipeline,
+            "judge": self.judge,
+            "threshold": self.threshold,
+            "settings": self.settings,
+            "blank": self.blank,
+        }
         rows = [
             {
                 "method": row.method, "prompt": self.prompts[row.prompt].text, "seed": row.seed, "image": row.image.name,
