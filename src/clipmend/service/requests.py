@@ -89,11 +89,11 @@ class SearchAnswer(BaseModel):
     exact: bool
     depth: int = Field(description="How far ranks without the patch were looked at.")
     hint: str | None = Field(description="Advice: why nothing was found, or what would serve the query better.")
-    milliseconds: float
     edition: str | None = Field(
         description="Of the gallery: where page 2 has another than page 1, images changed between them. Names the index and, "
         "after a point, its last change; null where nothing tells."
     )
+    milliseconds: float
     hits: list[SearchHit]
     before: list[SearchHit]
 
@@ -173,8 +173,8 @@ class Models(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ready", "starting", "ending"]
-
     hint: str | None = Field(None, description="What is amiss though it can be asked; left out where nothing is.")
+
 
 class LoginRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
