@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 # Read when Ray starts: no report to its makers, and of its own processes' logs only what is wrong.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -82,7 +82,8 @@ def run_on_ray(
         try:
             # No thread may have work left when Ray is shut down: its next call would connect this process to a cluster anew. So
             # nothing is fetched ahead (the answers are a line each), and a run given up is closed here, before its error is told.
-            with closing(iter(made.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))) as answers:
+            batches = iter(made.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0))
+            with closing(cast("Generator[Any, None, None]", batches)) as answers:
                 for error in (error for answer in answers for error in answer["error"]):
                     if error:
                         raise ValueError(error)
