@@ -25,6 +25,7 @@ pytest.importorskip("diffusers")
 from clipmend.generation.decoder import DecoderConfig, SceneDecoder  # needs what was just looked for
 from clipmend.generation.experiment import ExperimentConfig, run_experiment, table
 from clipmend.generation.presence import PresenceJudge, PresenceNet
+from clipmend.generation.world import few_objects_scenes
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_where_things_are_lost_is_told_by_rows_of_known_content(parts: Parts, tm
     pairs = {form: prompts_with_scenes(form, 4) for form in FORMS}
     judge = Perfect([scene for made in pairs.values() for _, scene in made])
     measured = run_experiment(generator, encoder, encoder, judge, tmp_path, CONFIG)
-    real = [scene_facts(scene) for scene in make_scenes(8, 7_900, "test")]
+    real = [scene_facts(scene) for scene in few_objects_scenes(8, 7_900, "test")]
     for form, made in pairs.items():
         assert measured.scores[form]["scene itself"].score == 1  # a judge that makes no mistakes loses nothing
         assert measured.scores[form]["scene itself"].n == 8
@@ -180,10 +181,10 @@ def test_one_prompt_is_enough(parts: Parts, tmp_path: Path) -> None:
 
 
 def test_the_held_out_scenes_are_in_no_training(parts: Parts) -> None:
-    trained = {scene_key(scene) for seed in (40, 60) for scene in make_scenes(400, seed, "train")}
+    trained = {scene_key(scene) for scene in (*few_objects_scenes(400, 40, "train"), *make_scenes(400, 60, "train"))}
     asked = {scene_key(scene) for form in FORMS for _, scene in prompts_with_scenes(form, 100)}
     assert not trained & asked
-    assert not asked & {scene_key(scene) for seed in (7_900, 7_901) for scene in make_scenes(400, seed, "test")}
+    assert not asked & {scene_key(scene) for seed in (7_900, 7_901) for scene in few_objects_scenes(400, seed, "test")}
 
 
 def scene_key(scene: Scene) -> tuple[Any, ...]:

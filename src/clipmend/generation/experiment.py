@@ -36,7 +36,7 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import track
 from clipmend.checkpoint import exclusive
 from clipmend.data.records import Caption
-from clipmend.data.scenes import make_scenes, render, scene_facts
+from clipmend.data.scenes import render, scene_facts
 from clipmend.data.sheets import contact_sheet
 from clipmend.generation.distance import frechet_distance, kernel_distance
 from clipmend.generation.flow import METHODS as FLOWS
@@ -46,6 +46,7 @@ from clipmend.generation.rivals import METHODS, conditions
 from clipmend.generation.sampling import Condition, SceneGenerator, load_generator, to_images
 from clipmend.generation.score import Score, negation_score, score_difference
 from clipmend.generation.train import print_if, run_main
+from clipmend.generation.world import few_objects_scenes
 
 __all__ = ["SCENE", "TRUE_IMAGE", "ExperimentConfig", "Measured", "run_experiment", "table"]
 
@@ -161,7 +162,7 @@ def run_experiment(
     scores: dict[str, dict[str, Score]] = {}
     distances: dict[str, dict[str, float]] = {}
     with exclusive(out):
-        real = make_scenes(config.prompts * config.seeds, 7_900, "test")
+        real = few_objects_scenes(config.prompts * config.seeds, 7_900, "test")
         facts = [scene_facts(scene) for scene in real]
         chance: dict[str, dict[str, float | None]] = {}
         drawn: dict[tuple[str, str], Tensor] = {}
@@ -200,7 +201,7 @@ def run_experiment(
         if asked:
             _hand_check(asked, drawn, config, out)
         base = plain.encode_images([render(scene, 64) for scene in track(real, len(real), "drawing scenes", progress)])
-        others = make_scenes(len(real), 7_901, "test")
+        others = few_objects_scenes(len(real), 7_901, "test")
         for method in (ANY, *(method for form, method in drawn if form == "affirmative")):
             images = [render(scene, 64) for scene in others] if method == ANY else to_images(drawn["affirmative", method])
             made = plain.encode_images(images)

@@ -1,6 +1,7 @@
 """Held-out prompts for generated scenes: what each asks for and what it rules out is known.
 
-All come from scenes of the test split, with seeds of their own, so that no prompt tells of a scene that anything was trained on.
+All come from scenes of one to three objects (:mod:`clipmend.generation.world`) of the test split, with seeds of their own, so that
+no prompt tells of a scene that anything was trained on.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Sequence
 
 from clipmend.data.records import Caption
 from clipmend.data.scenes.captions import finish, framed, hybrid_caption, phrase, policy, query, things_denied
-from clipmend.data.scenes.draw import Scene, sample_scene
+from clipmend.data.scenes.draw import Scene
 from clipmend.data.scenes.facts import scene_facts, scene_rng, text_rng
 from clipmend.data.scenes.world import BACKGROUNDS, COLOURS, KINDS
+from clipmend.generation.world import few_objects
 
 __all__ = ["FORMS", "THINGS", "excluded", "generation_prompts", "prompts_with_scenes", "required"]
 
@@ -64,7 +66,7 @@ def prompts_with_scenes(form: str, count: int = 500, seed: int = 0, subset: str 
     for row in range(count):
         for attempt in range(_MOST):
             index = row * _MOST + attempt
-            scene = sample_scene(scene_rng(_SEED + seed, "test", index))
+            scene = few_objects(scene_rng(_SEED + seed, "test", index))
             prompt = _prompt(form, scene, seed, index, subset)
             if prompt is not None and prompt.text.lower().rstrip(".") not in seen:
                 seen.add(prompt.text.lower().rstrip("."))

@@ -30,11 +30,13 @@ from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import track, training_bar
 from clipmend.backbones.scenes.model import to_float
 from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint, writing
-from clipmend.data.scenes import Scene, make_scenes, render, tower_captions
+from clipmend.data.scenes import Scene, render, tower_captions
+from clipmend.data.scenes.draw import MAX_OBJECTS
 from clipmend.generation.decoder import DecoderConfig, SceneDecoder
 from clipmend.generation.flow import flow_loss, sample_times
 from clipmend.generation.prior import EstimateChannel, FittedPrior, estimate_channel, fit_prior
 from clipmend.generation.sampling import SceneGenerator, to_images
+from clipmend.generation.world import MOST, few_objects_scenes
 
 __all__ = ["GenerationData", "TrainConfig", "prepare", "train"]
 
@@ -45,6 +47,7 @@ class TrainConfig:
 
     Args:
         scenes: drawn training scenes.
+        most: objects in one of them, at most; none is small (:mod:`clipmend.generation.world`).
         seed: fixes scenes, captions, initial weights and batches. Scenes are of the train split.
         captions: affirmative captions of each scene that the prior is fitted on.
         steps: optimiser steps; the learning rate falls to 0 along a cosine.
@@ -62,6 +65,7 @@ class TrainConfig:
     """
 
     scenes: int = 36_000
+    most: int = MOST
     seed: int = 40
     captions: int = 1
     steps: int = 10_000
@@ -79,6 +83,8 @@ class TrainConfig:
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
+        if not 1 <= self.most <= MAX_OBJECTS:
+            raise ValueError(f"most must be from 1 to {MAX_OBJECTS}, not {self.most}")
         if min(self.scenes, self.captions, self.steps, self.batch_size) < 1:
             raise ValueError("scenes, captions, steps and batch_size must be at least 1")
         if not (0 <= self.estimated <= 1 and 0 <= self.dropped < 1 and 0 <= self.average < 1):
@@ -281,7 +287,7 @@ def train(
             saved = load_checkpoint(place, identity, keys, torch.device("cpu"), what="training of a generator")
         elif (out / "model.safetensors").exists():
             raise ValueError(f"{out} holds a generator that is finished; choose another folder, or delete this one")
-        scenes = make_scenes(config.scenes, config.seed, "train")
+        scenes = few_objects_scenes(config.scenes, config.seed, "train", config.most)
         data = prepare(encoder, scenes, shape.image_size, config.captions, config.seed, cache=out, progress=progress)
         fitted = fit_prior(data.texts, data.embeddings[0][data.owners], data.owners)
         training = _Training(data, config, shape, fitted, compiled)
@@ -378,7 +384,8 @@ def _main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for model.safetensors and config.json")
     parser.add_argument("--model", default="scenes", help="backbone whose embeddings the generator reads")
     told = {
-        "scenes": "drawn training scenes", "steps": "optimiser steps", "batch_size": "images a step",
+        "scenes": "drawn training scenes", "most": "objects in one of them, at most", "steps": "optimiser steps",
+        "batch_size": "images a step",
         "seed": "of scenes, captions, weights and batches", "captions": "affirmative captions a scene, for the prior",
     }  # fmt: skip
     for name, text in told.items():
@@ -396,7 +403,7 @@ def _main() -> None:
     import clipmend
 
     config = TrainConfig(
-        scenes=args.scenes, seed=args.seed, captions=args.captions, steps=args.steps, batch_size=args.batch_size,
+        scenes=args.scenes, most=args.most, seed=args.seed, captions=args.captions, steps=args.steps, batch_size=args.batch_size,
         learning_rate=args.learning_rate, bfloat16=args.bfloat16,
     )  # fmt: skip
     generator = train(
