@@ -153,6 +153,7 @@ class FakeService:
             "exact": True,
             "depth": len(after),
             "hint": self.hint,
+            "edition": None,
             "milliseconds": 1.5,
             "hits": [hit(id, offset + n) for n, id in enumerate(after[offset : offset + k], 1)],
         }

@@ -156,7 +156,7 @@ def _as_json(answer: Answer, query: str, gallery: Gallery, explain: bool) -> dic
             told["copy_files"] = [file(item) for item in gallery.items(hit.copies)]
         return told | ({"explain": hit.explain()} if explain and answer.query.terms else {})
 
-    return answer_json(answer, query, more)
+    return answer_json(answer, query, more) | {"edition": gallery.edition or None}
 
 
 def _write_sheet(path: Path, answer: Answer, title: str, columns: int) -> None:

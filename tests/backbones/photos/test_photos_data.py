@@ -17,6 +17,8 @@ from clipmend.data.records import FALSE, TRUE
 from clipmend.data.scenes.wordings import RESERVED_PATTERN
 from clipmend.negation.text_only import WORLD_SETS
 
+pytestmark = pytest.mark.slow  # half a minute together, minutes where the processors are shared
+
 
 @pytest.fixture(scope="module")
 def encoder() -> PhotosEncoder:
