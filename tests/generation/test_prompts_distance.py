@@ -66,22 +66,42 @@ def test_frechet_distance_of_normals() -> None:
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
 
 
-def test_kernel_distance_against_a_slow_reference_and_unbiased() -> None:
+def test_kernel_distance_against_a_slow_reference() -> None:
     rng = np.random.default_rng(1)
-    a, b = rng.normal(size=(300, 8)), rng.normal(size=(300, 8))
-    same = kernel_distance(a, b, blocks=50, size=100)
-    assert abs(same.value) < 4 * same.error + 1e-3
-    apart = kernel_distance(a, b + 1.0, blocks=50, size=100)
-    assert apart.value > 10 * apart.error
-    x, y = a[:4], b[:4] + 1.0
-    x, y = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))
+    a, b = rng.normal(size=(8, 5)), rng.normal(size=(8, 5)) + 1.0
 
     def k(u: np.ndarray, v: np.ndarray) -> float:
-        return float((u @ v + 1) ** 3)
+        return float((u @ v / np.linalg.norm(u) / np.linalg.norm(v) + 1) ** 3)
 
-    slow = sum(k(x[i], x[j]) + k(y[i], y[j]) for i in range(4) for j in range(4) if i != j) / 12
-    slow -= 2 * sum(k(x[i], y[j]) for i in range(4) for j in range(4)) / 16
-    assert kernel_distance(a[:4], b[:4] + 1.0, blocks=2, size=4).value == pytest.approx(slow)
+    order = np.random.default_rng(3)
+    x, y = a[order.permutation(8)], b[order.permutation(8)]
+    blocks = []
+    for rows in (range(4), range(4, 8)):
+        slow = sum(k(z[i], z[j]) for z in (x, y) for i in rows for j in rows if i != j) / 12
+        blocks.append(slow - 2 * sum(k(x[i], y[j]) for i in rows for j in rows) / 16)
+    found = kernel_distance(a, b, size=4, seed=3)
+    assert found.value == pytest.approx(np.mean(blocks))
+    assert found.error == pytest.approx(np.std(blocks, ddof=1) / 2**0.5)
+    assert kernel_distance(a, b, size=100, seed=3) == found  # two blocks are the fewest
+
+
+def test_the_kernel_distances_error_is_that_of_new_sets() -> None:
+    """Of sets drawn anew, as often within two errors as it should be; far apart, many errors from 0."""
+    rng = np.random.default_rng(1)
+    near = [kernel_distance(rng.normal(size=(1200, 8)), rng.normal(size=(1200, 8)), size=100, seed=n) for n in range(40)]
+    assert np.mean([abs(found.value) < 2.2 * found.error for found in near]) >= 0.85  # 95 % of a t with 11 degrees of freedom
+    spread, told = np.std([found.value for found in near], ddof=1), np.mean([found.error for found in near])
+    assert told == pytest.approx(spread, rel=0.4)
+    apart = kernel_distance(rng.normal(size=(400, 8)), rng.normal(size=(400, 8)) + 1.0, size=100)
+    assert apart.value > 10 * apart.error
+
+
+def test_too_few_embeddings() -> None:
+    assert kernel_distance(np.eye(3), np.eye(3)).error is None  # of a single block nothing can be said
+    with pytest.raises(ValueError, match="at least two"):
+        kernel_distance(np.eye(1), np.eye(1))
+    with pytest.raises(ValueError, match="at least 2"):
+        kernel_distance(np.eye(8), np.eye(8), size=1)
 
 
 def test_bad_embeddings_are_refused() -> None:

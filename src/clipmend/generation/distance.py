@@ -36,37 +36,42 @@ def frechet_distance(real: ArrayLike, generated: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class KernelDistance:
-    """Mean over blocks, and its standard error; an unbiased estimate, so that it may fall below 0."""
+    """Mean over blocks, and its standard error, ``None`` of a single block; an unbiased estimate, so that it may fall below 0."""
 
     value: float
-    error: float
+    error: float | None
 
 
-def kernel_distance(real: ArrayLike, generated: ArrayLike, *, blocks: int = 20, size: int = 200, seed: int = 0) -> KernelDistance:
+def kernel_distance(real: ArrayLike, generated: ArrayLike, *, size: int = 200, seed: int = 0) -> KernelDistance:
     """Squared maximum mean discrepancy with the kernel ``(x y / D + 1)^3`` of embeddings of norm ``sqrt(D)`` (Binkowski et al.,
     "Demystifying MMD GANs", ICLR 2018), unbiased: sets of any size compare.
 
+    Either set is shuffled and cut into blocks that share no embedding, so that what the blocks differ by is the error of their
+    mean.
+
     Args:
         real, generated: ``[N, D]`` and ``[M, D]``; each embedding is scaled to norm ``sqrt(D)``.
-        blocks: random subsets to average over.
-        size: embeddings of each set in one, at most all.
-        seed: draws them.
+        size: embeddings of each set in a block; fewer where that would leave less than two blocks of two.
+        seed: shuffles them.
 
     Raises:
-        ValueError: fewer than two embeddings or blocks, other sizes, or an embedding that is not finite.
+        ValueError: fewer than two embeddings, a size below 2, embeddings of other sizes, or one that is not finite.
     """
-    if blocks < 2 or size < 2:
-        raise ValueError(f"blocks and size must be at least 2, not {blocks} and {size}")
+    if size < 2:
+        raise ValueError(f"size must be at least 2, not {size}")
     a, b = (x / np.linalg.norm(x, axis=1, keepdims=True).clip(min=1e-12) for x in _checked(real, generated))
-    size = min(size, len(a), len(b))
+    fewest = min(len(a), len(b))
+    size = min(size, max(2, fewest // 2))
     rng = np.random.default_rng(seed)
+    a, b = a[rng.permutation(len(a))], b[rng.permutation(len(b))]
     found = []
-    for _ in range(blocks):
-        x, y = a[rng.choice(len(a), size, replace=False)], b[rng.choice(len(b), size, replace=False)]
+    for start in range(0, fewest - size + 1, size):
+        x, y = a[start : start + size], b[start : start + size]
         within = [_kernel(z, z) for z in (x, y)]
         apart = sum((k.sum() - np.trace(k)) / (size * (size - 1)) for k in within)
         found.append(apart - 2 * _kernel(x, y).mean())
-    return KernelDistance(float(np.mean(found)), float(np.std(found, ddof=1) / math.sqrt(blocks)))
+    error = float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else None
+    return KernelDistance(float(np.mean(found)), error)
 
 
 def _kernel(x: Floats, y: Floats) -> Floats:

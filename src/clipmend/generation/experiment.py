@@ -109,7 +109,7 @@ class Measured:
     """
 
     scores: dict[str, dict[str, Score]]
-    distances: dict[str, dict[str, float]]
+    distances: dict[str, dict[str, float | None]]
     config: ExperimentConfig
     chance: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
@@ -160,7 +160,7 @@ def run_experiment(
     generator.check(plain)
     generator.check(mended)
     scores: dict[str, dict[str, Score]] = {}
-    distances: dict[str, dict[str, float]] = {}
+    distances: dict[str, dict[str, float | None]] = {}
     with exclusive(out):
         real = few_objects_scenes(config.prompts * config.seeds, 7_900, "test")
         facts = [scene_facts(scene) for scene in real]
@@ -333,7 +333,8 @@ def table(measured: Measured) -> str:
             lines.append(f"| {form} | *{ANY}* | {' | '.join(cells)} |")
     lines += ["", "| Affirmative prompts | Frechet distance | Kernel distance |", "|---|---|---|"]
     for method, found in measured.distances.items():
-        lines.append(f"| {method} | {found['frechet']:.3f} | {found['kernel']:.4f} ± {found['error']:.4f} |")
+        error = "" if found["error"] is None else f" ± {found['error']:.4f}"
+        lines.append(f"| {method} | {found['frechet']:.3f} | {found['kernel']:.4f}{error} |")
     return "\n".join(lines) + "\n"
 
 
