@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class Process:
         alive = self._process.exitcode is None
         assert self._process.pid is not None
         if alive:
-            os.kill(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(self._process.pid, signal.SIGKILL)
         self._process.join()
         return alive and self._process.exitcode == -signal.SIGKILL
 
