@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clipmend.data.scenes import make_scenes
-from clipmend.generation.sampling import SceneGenerator, load_generator, noise_of
+from clipmend.generation.sampling import BUNDLED, SceneGenerator, load_generator, noise_of
 from helpers import RandomDualEncoder
 
 pytest.importorskip("diffusers")
@@ -397,3 +397,9 @@ def test_an_untrained_network_gives_the_best_linear_guess() -> None:
         velocity = data - noise
         slope = (velocity * x).sum((0, 2, 3)) / x.square().sum((0, 2, 3))  # least squares, number by number
         assert torch.allclose((said / x).mean((0, 2, 3)), slope, atol=0.05)
+
+
+def test_a_release_without_a_bundled_generator_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUNDLED, "scenes", tmp_path)
+    with pytest.raises(OSError, match=r"no generator comes with this release; train one.*--out FOLDER"):
+        load_generator("scenes")

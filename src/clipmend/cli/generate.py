@@ -26,7 +26,8 @@ The generator knows the drawn world alone ('clipmend scenes'). Extra: pip instal
 
 [bold]Example[/bold]
 
-    clipmend generate "a beach with a red cup but no cat" --patch scenes -n 8 -o sheet.png
+    python -m clipmend.generation.train --out generator
+    clipmend generate "a beach with a red cup but no cat" --generator generator --patch scenes -n 8 -o sheet.png
 """
 
 
@@ -38,7 +39,9 @@ def register(app: typer.Typer) -> None:
         prompt: str = typer.Argument(..., metavar="PROMPT", help="What to draw."),
         out: Path = typer.Option(..., "--out", "-o", metavar="FILE", help="The sheet: a .png or .jpg file."),
         model: str = typer.Option("scenes", "--model", help="Backbone; the generator is of its embeddings."),
-        generator: str = typer.Option("scenes", "--generator", help="The bundled 'scenes', or the folder of one of your own."),
+        generator: str = typer.Option(
+            "scenes", "--generator", help="Folder of a trained generator; 'scenes': the one bundled with releases that have it."
+        ),
         patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP),
         strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
         gate: bool | None = typer.Option(

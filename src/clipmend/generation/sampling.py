@@ -242,7 +242,10 @@ def load_generator(name: str | Path = "scenes", device: str | torch.device | Non
         config = json.loads((where / "config.json").read_text(encoding="utf-8"))
         weights = {key: value.float() for key, value in load_file(where / "model.safetensors").items()}
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise OSError(f"{where}: no trained generator there; make one with python -m clipmend.generation.train") from error
+        place = "no generator comes with this release" if str(name) in BUNDLED else f"{where}: no trained generator there"
+        raise OSError(
+            f"{place}; train one, which takes hours, with python -m clipmend.generation.train --out FOLDER, and name that folder"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{where / 'config.json'}: not JSON ({error})") from error
     except SafetensorError as error:
