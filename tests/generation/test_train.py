@@ -26,6 +26,7 @@ pytest.importorskip("diffusers")
 
 from clipmend.generation.decoder import DecoderConfig, PatchBasis, SceneDecoder  # needs what was just looked for
 from clipmend.generation.train import TrainConfig, prepare, train
+from clipmend.generation.world import few_objects_scenes
 
 SHAPE = DecoderConfig(
     embed_dim=16, image_size=32, patch=4, components=12, widths=(16, 32), blocks=2, embedding=32, refiner=8
@@ -48,7 +49,7 @@ def trained(encoder: RandomDualEncoder, tmp_path_factory: pytest.TempPathFactory
 
 def test_it_draws_the_scene_that_it_was_told_of(trained: tuple[Path, SceneGenerator], encoder: RandomDualEncoder) -> None:
     _, generator = trained
-    data = prepare(encoder, make_scenes(6, CONFIG.seed), 32, 1, 0)
+    data = prepare(encoder, few_objects_scenes(6, CONFIG.seed), 32, 1, 0)
     pixels = data.pixels
     drawn = generator.sample(generator.of_images(data.embeddings[0]), list(range(6)), steps=12, guidance=1.5).float()
     apart = (drawn[:, None] - pixels[None].float()).square().mean((2, 3, 4))  # [drawn, real]
