@@ -32,6 +32,18 @@ def index(place: Path) -> Iterator[ImageIndex]:
         yield index
 
 
+def break_off(place: Path) -> None:
+    """An update with new images that is interrupted after the first four."""
+    colour_folder(place / "photos/more", 8, seed=7)
+
+    def stop(embedded: int) -> None:
+        if embedded >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(FakeEncoder(before_batch=stop), place / "photos", place / "index", batch_size=2)
+
+
 def update(place: Path) -> None:
     build_index(FakeEncoder(), place / "photos", place / "index")
 
@@ -59,14 +71,7 @@ def test_what_changes_is_seen_and_what_does_not_is_not(place: Path, index: Image
 
 def test_vectors_of_a_run_that_is_not_over_are_no_change(place: Path, index: ImageIndex) -> None:
     """An update takes hours; what it writes meanwhile is no reason to open a million images again every half minute."""
-    colour_folder(place / "photos/more", 8, seed=7)
-
-    def stop(embedded: int) -> None:
-        if embedded >= 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_index(FakeEncoder(before_batch=stop), place / "photos", place / "index", batch_size=2)
+    break_off(place)
     database = Database(place / "index", store.read_manifest(place / "index"))
     assert database.meta("generation") > store.read_manifest(place / "index").generation
     database.close()
@@ -164,14 +169,7 @@ def test_an_index_whose_place_is_taken_answers_as_before(place: Path, how: str) 
         if how == "made again":
             update(place)
         elif how == "half made":
-            colour_folder(place / "photos/more", 8, seed=7)
-
-            def stop(embedded: int) -> None:
-                if embedded >= 4:
-                    raise KeyboardInterrupt
-
-            with pytest.raises(KeyboardInterrupt):
-                build_index(FakeEncoder(before_batch=stop), place / "photos", place / "index", batch_size=2)
+            break_off(place)
         answers: list[object] = []
 
         def ask() -> None:

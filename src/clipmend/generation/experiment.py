@@ -38,6 +38,7 @@ from clipmend.checkpoint import exclusive
 from clipmend.data.records import Caption
 from clipmend.data.scenes import render, scene_facts
 from clipmend.data.sheets import contact_sheet
+from clipmend.generation.command import print_if, run_main
 from clipmend.generation.distance import frechet_distance, kernel_distance
 from clipmend.generation.flow import METHODS as FLOWS
 from clipmend.generation.presence import PresenceJudge, load_presence_judge
@@ -45,7 +46,6 @@ from clipmend.generation.prompts import FORMS, THINGS, excluded, prompts_with_sc
 from clipmend.generation.rivals import METHODS, conditions
 from clipmend.generation.sampling import Condition, SceneGenerator, load_generator, to_images
 from clipmend.generation.score import Score, negation_score, score_difference
-from clipmend.generation.train import print_if, run_main
 from clipmend.generation.world import few_objects_scenes
 
 __all__ = ["SCENE", "TRUE_IMAGE", "ExperimentConfig", "Measured", "run_experiment", "table"]
@@ -169,7 +169,7 @@ def run_experiment(
         asked: list[_Asked] = []
         for form in FORMS:
             pairs = prompts_with_scenes(form, config.prompts, 0, config.subset)
-            prompts = [prompt for prompt, _ in pairs]
+            prompts, scenes = [prompt for prompt, _ in pairs], [render(scene, 64) for _, scene in pairs]
             clusters = np.repeat(np.arange(len(prompts)), config.seeds)
             wanted = [things for things in required(prompts) for _ in range(config.seeds)]
             barred = [things for things in excluded(prompts) for _ in range(config.seeds)]
@@ -178,13 +178,12 @@ def run_experiment(
                 if form == "affirmative" and method not in ("plain", "mended", TRUE_IMAGE, SCENE):
                     continue  # nothing is denied: they draw what "plain" does
                 if method == SCENE:
-                    shown = np.stack([np.asarray(render(scene, 64)) for _, scene in pairs])
+                    shown = np.stack([np.asarray(image) for image in scenes])
                     pixels = torch.from_numpy(shown).repeat_interleave(config.seeds, 0)
                 else:
                     told: tuple[Condition, Condition | None]
                     if method == TRUE_IMAGE:
-                        vectors = plain.encode_images([render(scene, 64) for _, scene in pairs])
-                        told = generator.of_images(vectors), None
+                        told = generator.of_images(plain.encode_images(scenes)), None
                     else:
                         told = conditions(method, generator, plain, prompts, mended=mended, weight=config.weight)
                     pixels = _drawn(generator, told, config, out / f"{form}-{method.replace(' ', '-')}", progress)

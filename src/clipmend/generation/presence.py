@@ -34,8 +34,8 @@ from clipmend.backbones.scenes.model import ResidualConvolution, pixels_of, to_f
 from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint, writing
 from clipmend.data.images import open_image
 from clipmend.data.scenes import BACKGROUNDS, COLOURS, KINDS, Scene, make_scenes, render, scene_facts
+from clipmend.generation.command import print_if, run_main
 from clipmend.generation.prompts import THINGS
-from clipmend.generation.train import print_if, run_main
 
 __all__ = ["JudgeAccuracy", "JudgeConfig", "PresenceJudge", "PresenceNet", "load_presence_judge", "measure_judge", "train_judge"]
 

@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -32,6 +31,7 @@ from clipmend.backbones.scenes.model import to_float
 from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint, writing
 from clipmend.data.scenes import Scene, render, tower_captions
 from clipmend.data.scenes.draw import MAX_OBJECTS
+from clipmend.generation.command import print_if, run_main
 from clipmend.generation.decoder import DecoderConfig, SceneDecoder
 from clipmend.generation.flow import flow_loss, sample_times
 from clipmend.generation.prior import EstimateChannel, FittedPrior, estimate_channel, fit_prior
@@ -357,21 +357,6 @@ def _samples(generator: SceneGenerator, data: GenerationData, count: int = 8) ->
 
 def _cosine(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
-def print_if(show: bool, text: str) -> None:
-    """Print at once, so that a log can be followed."""
-    if show:
-        print(text, flush=True)
-
-
-def run_main(main: Callable[[], None]) -> None:
-    """Run a module's command line: what the library refuses is one line on standard error and exit status 1."""
-    try:
-        main()
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
 
 
 def _main() -> None:

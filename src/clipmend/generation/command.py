@@ -1,0 +1,23 @@
+"""What the modules of this package that are run with ``python -m`` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+__all__ = ["print_if", "run_main"]
+
+
+def print_if(show: bool, text: str) -> None:
+    """Print at once, so that a log can be followed."""
+    if show:
+        print(text, flush=True)
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run a module's command line: what the library refuses is one line on standard error and exit status 1."""
+    try:
+        main()
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
