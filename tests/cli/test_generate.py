@@ -30,7 +30,7 @@ def generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prior = LinearPrior(16, 16)
     prior.weight.copy_(torch.randn(16, 16))
     decoder = SceneDecoder(
-        DecoderConfig(embed_dim=16, image_size=16, components=4, widths=(16, 32), blocks=1, embedding=16, refiner=0)
+        DecoderConfig(embed_dim=16, image_size=16, components=4, width=16, heads=2, layers=1, tokens=1, embedding=16, refiner=0)
     )  # fmt: skip
     torch.nn.init.normal_(decoder.last.weight)
     SceneGenerator(decoder, prior, encoder.name, encoder.fingerprint.image, encoder.fingerprint.text).save(tmp_path / "made")

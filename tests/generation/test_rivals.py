@@ -32,7 +32,7 @@ class Turned(RandomDualEncoder):
 def generator() -> SceneGenerator:
     prior = LinearPrior(16, 16)
     prior.weight.copy_(torch.eye(16))  # estimates are the normalised text embeddings
-    shape = DecoderConfig(embed_dim=16, image_size=16, components=4, widths=(16, 32), blocks=1, embedding=16, refiner=0)
+    shape = DecoderConfig(embed_dim=16, image_size=16, components=4, width=16, heads=2, layers=1, tokens=1, embedding=16, refiner=0)
     return SceneGenerator(SceneDecoder(shape), prior)
 
 

@@ -1,7 +1,7 @@
 """The decoder of the drawn world: an image embedding, and noise, to a scene of 64 x 64 pixels.
 
 In the manner of unCLIP (Ramesh et al., "Hierarchical text-conditional image generation with CLIP latents", 2022). Three parts:
-:class:`PatchBasis`, a fixed linear map from patches of pixels to a few numbers each and back; the small UNet of
+:class:`PatchBasis`, a fixed linear map from patches of pixels to a few numbers each and back; the small transformer of
 :class:`SceneDecoder`, of diffusers' blocks, which is the velocity of a flow over a grid of such numbers; and :class:`Refiner`,
 which puts back the edges that the few numbers lose.
 """
@@ -26,33 +26,38 @@ class DecoderConfig:
 
     Args:
         embed_dim: size of the image embedding.
-        image_size: side of the square image in pixels; a multiple of ``2 * patch``.
-        patch: side of a patch in pixels: a power of 2. The UNet works on the grid of patches and on one of half its side.
+        image_size: side of the square image in pixels; a multiple of ``patch``.
+        patch: side of a patch in pixels: a power of 2. The transformer works on the grid of patches.
         components: numbers that stand for a patch, of ``3 * patch**2``.
-        widths: channels on the two grids; multiples of 16.
-        blocks: residual blocks, each followed by attention, on the coarser grid.
-        embedding: size of what carries time and condition to the blocks.
+        width: channels; a multiple of 8 and of ``heads``, and of 4 for the positions.
+        heads: of attention.
+        layers: transformer layers, with a convolution between each two.
+        tokens: tokens that tell attention of the condition.
+        embedding: size of what carries time and condition to the layers.
         refiner: channels of the refiner; 0 for none.
     """
 
     embed_dim: int = 384
     image_size: int = 64
-    patch: int = 4
-    components: int = 20
-    widths: tuple[int, int] = (48, 112)
-    blocks: int = 4
+    patch: int = 8
+    components: int = 32
+    width: int = 128
+    heads: int = 4
+    layers: int = 4
+    tokens: int = 4
     embedding: int = 160
-    refiner: int = 24
+    refiner: int = 48
 
     def __post_init__(self) -> None:
-        if self.patch < 2 or self.patch & (self.patch - 1) or self.image_size % (2 * self.patch):
-            raise ValueError(
-                f"patch must be a power of 2 and image_size a multiple of twice that, not {self.patch} and {self.image_size}"
-            )
+        if self.patch < 2 or self.patch & (self.patch - 1) or self.image_size < self.patch or self.image_size % self.patch:
+            raise ValueError(f"patch must be a power of 2 and image_size a multiple of it, not {self.patch} and {self.image_size}")
         if not 1 <= self.components <= 3 * self.patch**2:
             raise ValueError(f"a patch has 1 to {3 * self.patch**2} components, not {self.components}")
-        if len(self.widths) != 2 or any(width % 16 for width in self.widths) or self.blocks < 1:
-            raise ValueError(f"widths must be two multiples of 16, and blocks at least 1, not {self.widths} and {self.blocks}")
+        if self.width < 8 or self.width % 8 or self.heads < 1 or self.width % self.heads or min(self.layers, self.tokens) < 1:
+            raise ValueError(
+                f"width must be a multiple of 8 and of heads, and heads, layers and tokens at least 1, not {self.width}, "
+                f"{self.heads}, {self.layers} and {self.tokens}"
+            )
 
     @property
     def grid(self) -> int:
@@ -64,7 +69,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DecoderConfig:
-        return cls(**{**values, "widths": tuple(values["widths"])})
+        return cls(**values)
 
 
 class PatchBasis(nn.Module):
@@ -138,7 +143,7 @@ class Refiner(nn.Module):
             nn.GroupNorm(1, width), nn.SiLU(), nn.Conv2d(width, width, 3, 1, 1),
         )  # fmt: skip
         fine = 16
-        self.widen = nn.Conv2d(width, fine * (patch // 2) ** 2, 3, 1, 1)
+        self.widen = nn.Conv2d(width, fine * (patch // 2) ** 2, 1)
         self.middle = nn.Conv2d(fine, fine, 3, 1, 1)
         self.last = nn.Conv2d(fine, 3 * 4, 3, 1, 1)
         nn.init.zeros_(self.last.weight)  # at first it changes nothing
@@ -166,29 +171,29 @@ class SceneDecoder(nn.Module):
 
     condition_mean: Tensor
     condition_scale: Tensor
+    place: Tensor
 
     def __init__(self, config: DecoderConfig | None = None) -> None:
         super().__init__()
         try:
-            from diffusers.models.attention_processor import Attention
-            from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-            from diffusers.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
+            from diffusers.models.attention import BasicTransformerBlock
+            from diffusers.models.embeddings import TimestepEmbedding, Timesteps, get_2d_sincos_pos_embed
         except ImportError as error:
             raise ImportError(EXTRA) from error
         self.config = config = config or DecoderConfig()
-        fine, coarse = config.widths
+        width = config.width
 
-        def block(before: int, after: int) -> nn.Module:
-            return ResnetBlock2D(
-                in_channels=before, out_channels=after, temb_channels=config.embedding, groups=16, groups_out=16,
-                time_embedding_norm="scale_shift",
+        def layer() -> nn.Module:
+            return BasicTransformerBlock(
+                width, config.heads, width // config.heads, norm_type="ada_norm_single", activation_fn="gelu-approximate",
+                attention_bias=True, norm_elementwise_affine=False,
             )  # fmt: skip
 
-        def attention() -> nn.Module:
-            return Attention(
-                coarse, heads=max(1, coarse // 28), dim_head=28, norm_num_groups=16, residual_connection=True, bias=True,
-                out_bias=True,
-            )  # fmt: skip
+        def convolution() -> nn.Module:
+            last = nn.Conv2d(width, width, 3, 1, 1)
+            nn.init.zeros_(last.weight)  # at first it changes nothing
+            nn.init.zeros_(last.bias)  # type: ignore[arg-type]  # typed as optional
+            return nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), last)
 
         self.basis = PatchBasis(config.patch, config.components)
         self.refiner = Refiner(config.components, config.refiner, config.patch) if config.refiner else None
@@ -200,16 +205,15 @@ class SceneDecoder(nn.Module):
             nn.Linear(config.embed_dim + 1, config.embedding), nn.SiLU(), nn.Linear(config.embedding, config.embedding)
         )
         self.nothing = nn.Parameter(torch.zeros(config.embedding))  # stands for no condition
-        self.first = nn.Conv2d(config.components, fine, 3, 1, 1)
-        self.down_block = block(fine, fine)
-        self.down = Downsample2D(fine, use_conv=True, out_channels=coarse, name="op")  # "conv" would register it twice
-        self.position = nn.Parameter(torch.randn(1, coarse, config.grid // 2, config.grid // 2) * 0.02)
-        self.blocks = nn.ModuleList(block(coarse, coarse) for _ in range(config.blocks))
-        self.attentions = nn.ModuleList(attention() for _ in range(config.blocks - 1))
-        self.up = Upsample2D(coarse, use_conv=True, out_channels=fine)
-        self.up_blocks = nn.ModuleList([block(2 * fine, fine), block(fine, fine)])
-        self.norm = nn.GroupNorm(16, fine)
-        self.last = nn.Conv2d(fine, config.components, 3, 1, 1)
+        self.first = nn.Conv2d(config.components, width, 3, 1, 1)
+        place = get_2d_sincos_pos_embed(width, config.grid, output_type="pt")
+        self.register_buffer("place", place.float()[None], persistent=False)
+        self.tokens = nn.Linear(config.embedding, config.tokens * width)
+        self.modulation = nn.Linear(config.embedding, 6 * width)
+        self.layers = nn.ModuleList(layer() for _ in range(config.layers))
+        self.convolutions = nn.ModuleList(convolution() for _ in range(config.layers - 1))
+        self.last_modulation = nn.Linear(config.embedding, 2 * width)
+        self.last = nn.Conv2d(width, config.components, 3, 1, 1)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]  # typed as optional
 
@@ -241,17 +245,21 @@ class SceneDecoder(nn.Module):
         return guess + (variance / total).sqrt() * self._network(latents * total.rsqrt(), times, told)
 
     def _network(self, latents: Tensor, times: Tensor, told: Tensor) -> Tensor:
-        embedding = self.time(self.waves(1000 * times).to(told.dtype)) + told
-        x = kept = self.down_block(self.first(latents), embedding)
-        x = self.down(x) + self.position
-        for number, block in enumerate(self.blocks):
-            x = block(x, embedding)
-            if number < len(self.attentions):
-                x = self.attentions[number](x)
-        x = torch.cat([self.up(x), kept], 1)
-        for block in self.up_blocks:
-            x = block(x, embedding)
-        return self.last(F.silu(self.norm(x)))
+        embedding = F.silu(self.time(self.waves(1000 * times).to(told.dtype)) + told)
+        rows, _, height, width = latents.shape
+        modulation = self.modulation(embedding)  # one for all layers, each of which adds a table of its own
+
+        def grid(x: Tensor) -> Tensor:
+            return x.transpose(1, 2).reshape(rows, -1, height, width)
+
+        x = self.first(latents).flatten(2).transpose(1, 2) + self.place
+        extra = self.tokens(embedding).view(rows, self.config.tokens, -1)
+        for number, layer in enumerate(self.layers):
+            x, extra = layer(torch.cat([x, extra.to(x.dtype)], 1), timestep=modulation).split([height * width, extra.shape[1]], 1)
+            if number < len(self.convolutions):
+                x = x + self.convolutions[number](grid(x)).flatten(2).transpose(1, 2)
+        scale, shift = self.last_modulation(embedding)[:, None].chunk(2, -1)
+        return self.last(grid(F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift))
 
     def pixels(self, latents: Tensor) -> Tensor:
         """``[B, C, G, G]`` to ``[B, 3, S, S]`` pixels, about -1..1."""

@@ -1,6 +1,6 @@
 """Train the generator of a drawn world: basis and prior in closed form, then the decoder by flow matching.
 
-    python -m clipmend.generation.train --out generator --scenes 36000 --steps 10000
+    python -m clipmend.generation.train --out generator --threads 2
 
 The backbone stays as it is; each scene is embedded once, plain and mirrored. Prior and decoder see affirmative captions, or none.
 """
@@ -24,19 +24,20 @@ from PIL import Image, ImageOps
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from clipmend.backbones.base import DualEncoder
 from clipmend.backbones.progress import track, training_bar
 from clipmend.backbones.scenes.model import to_float
 from clipmend.checkpoint import CHECKPOINT, exclusive, load_checkpoint, save_checkpoint, writing
 from clipmend.data.scenes import Scene, render, tower_captions
-from clipmend.data.scenes.draw import MAX_OBJECTS
 from clipmend.generation.command import print_if, run_main
 from clipmend.generation.decoder import DecoderConfig, SceneDecoder
 from clipmend.generation.flow import flow_loss, sample_times
+from clipmend.generation.muon import Muon
 from clipmend.generation.prior import EstimateChannel, FittedPrior, estimate_channel, fit_prior
 from clipmend.generation.sampling import SceneGenerator, to_images
-from clipmend.generation.world import MOST, few_objects_scenes
+from clipmend.generation.world import LIMIT, MOST, few_objects_scenes
 
 __all__ = ["GenerationData", "TrainConfig", "prepare", "train"]
 
@@ -47,12 +48,13 @@ class TrainConfig:
 
     Args:
         scenes: drawn training scenes.
-        most: objects in one of them, at most; none is small (:mod:`clipmend.generation.world`).
+        most: objects in one of them, at most (:mod:`clipmend.generation.world`).
         seed: fixes scenes, captions, initial weights and batches. Scenes are of the train split.
         captions: affirmative captions of each scene that the prior is fitted on.
         steps: optimiser steps; the learning rate falls to 0 along a cosine.
         batch_size: images a step.
-        learning_rate: its peak, after ``warm_up`` steps.
+        learning_rate: AdamW's at its peak, after ``warm_up`` steps: for embeddings, norms, first and last layers and the refiner.
+        muon_rate: the same for the matrices and kernels between, which :class:`~clipmend.generation.muon.Muon` updates.
         warm_up: steps.
         estimated: share of the rows whose condition is what the prior would say, instead of the image's own embedding.
         dropped: share of the rows without condition, for guidance.
@@ -64,36 +66,39 @@ class TrainConfig:
         bfloat16: compute the decoder in bfloat16 (weights, loss and optimiser stay float32); for processors that have it.
     """
 
-    scenes: int = 36_000
+    scenes: int = 24_000
     most: int = MOST
     seed: int = 40
     captions: int = 1
-    steps: int = 10_000
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    warm_up: int = 300
+    steps: int = 7_000
+    batch_size: int = 48
+    learning_rate: float = 2e-3
+    muon_rate: float = 3e-3
+    warm_up: int = 100
     estimated: float = 0.5
     dropped: float = 0.1
     average: float = 0.999
     weight_decay: float = 0.01
     time_mean: float = -0.4
     time_std: float = 1.0
-    refined: int = 32
-    refiner_noise: float = 0.15
+    refined: int = 16
+    refiner_noise: float = 0.3
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.most <= MAX_OBJECTS:
-            raise ValueError(f"most must be from 1 to {MAX_OBJECTS}, not {self.most}")
+        if not 1 <= self.most <= LIMIT:
+            raise ValueError(f"most must be from 1 to {LIMIT}, not {self.most}")
         if min(self.scenes, self.captions, self.steps, self.batch_size) < 1:
             raise ValueError("scenes, captions, steps and batch_size must be at least 1")
         if not (0 <= self.estimated <= 1 and 0 <= self.dropped < 1 and 0 <= self.average < 1):
             raise ValueError("estimated, dropped and average are shares between 0 and 1")
         if min(self.seed, self.refined) < 0 or self.warm_up < 1:
             raise ValueError("seed and refined must not be negative, and warm_up at least 1")
-        positive, others = (self.learning_rate, self.time_std), (self.weight_decay, self.refiner_noise)
+        positive, others = (self.learning_rate, self.muon_rate, self.time_std), (self.weight_decay, self.refiner_noise)
         if not all(0 < v < math.inf for v in positive) or not all(0 <= v < math.inf for v in others):
-            raise ValueError("learning_rate and time_std must be above 0, weight_decay and refiner_noise at least 0, and finite")
+            raise ValueError(
+                "learning_rate, muon_rate and time_std must be above 0, weight_decay and refiner_noise at least 0, and finite"
+            )
         if not math.isfinite(self.time_mean):
             raise ValueError(f"time_mean must be a number, not {self.time_mean}")
 
@@ -175,12 +180,18 @@ class _Training:
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.velocity: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(self.net) if compiled else self.net
         self.average = deepcopy(self.net).requires_grad_(False)
-        named = list(self.net.named_parameters())
+        inner, others = [], []
+        for name, p in self.net.named_parameters():
+            hidden = name.startswith(("layers.", "convolutions.")) and p.dim() > 1 and not name.endswith("scale_shift_table")
+            (inner if hidden else others).append(p)
         groups = [
-            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": config.weight_decay},
-            {"params": [p for _, p in named if p.dim() <= 1], "weight_decay": 0.0},
+            {"params": [p for p in others if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99))
+        self.optimizers: dict[str, tuple[Optimizer, float]] = {
+            "adamw": (torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99)), config.learning_rate),
+            "muon": (Muon(inner, config.muon_rate, weight_decay=config.weight_decay), config.muon_rate),
+        }
 
     def step(self, number: int) -> dict[str, float]:
         """One optimiser step; its batch, noise and times are fixed by seed and number, so that resuming is exact."""
@@ -212,9 +223,10 @@ class _Training:
             amount = config.refiner_noise * torch.rand(len(latents[few]), 1, 1, 1, generator=generator)
             blurred = latents[few] + amount * torch.randn(latents[few].shape, generator=generator)
             losses["refiner"] = (net.pixels(blurred) - pixels[few]).abs().mean()
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * min(1.0, (number + 1) / config.warm_up) * _cosine(number, config.steps)
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer, rate in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, (number + 1) / config.warm_up) * _cosine(number, config.steps)
+            optimizer.zero_grad(set_to_none=True)
         torch.stack(list(losses.values())).sum().backward()
         length = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if not length.isfinite():  # before it gets into weights and checkpoints
@@ -222,7 +234,8 @@ class _Training:
                 f"step {number + 1}: the gradient is no longer finite; start again, with a smaller learning rate, from the last "
                 "checkpoint or from none"
             )
-        self.optimizer.step()
+        for optimizer, _ in self.optimizers.values():
+            optimizer.step()
         decay = min(config.average, (1 + number) / (10 + number))  # early weights are not worth remembering
         with torch.no_grad():
             for mean, now in zip(self.average.parameters(), net.parameters(), strict=True):
@@ -233,13 +246,14 @@ class _Training:
         return {
             "net": self.net.state_dict(),
             "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": {name: optimizer.state_dict() for name, (optimizer, _) in self.optimizers.items()},
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         self.net.load_state_dict(saved["net"])
         self.average.load_state_dict(saved["average"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        for name, (optimizer, _) in self.optimizers.items():
+            optimizer.load_state_dict(saved["optimizers"][name])
 
 
 def train(
@@ -283,7 +297,7 @@ def train(
         place = out / CHECKPOINT
         saved: dict[str, Any] | None = None
         if place.exists():  # read first: scenes take minutes
-            keys = ("net", "average", "optimizer", "step", "seconds")
+            keys = ("net", "average", "optimizers", "step", "seconds")
             saved = load_checkpoint(place, identity, keys, torch.device("cpu"), what="training of a generator")
         elif (out / "model.safetensors").exists():
             raise ValueError(f"{out} holds a generator that is finished; choose another folder, or delete this one")
@@ -364,7 +378,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m clipmend.generation.train", description=(__doc__ or "").split("\n")[0],
         epilog="The same command in the same folder goes on from the last checkpoint. Example: python -m clipmend.generation.train "
-        "--out generator --scenes 36000 --steps 10000",
+        "--out generator --threads 2",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder for model.safetensors and config.json")
     parser.add_argument("--model", default="scenes", help="backbone whose embeddings the generator reads")
@@ -376,8 +390,9 @@ def _main() -> None:
     for name, text in told.items():
         default = getattr(defaults, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{text} (default {default})")
-    rate = defaults.learning_rate
-    parser.add_argument("--learning-rate", type=float, default=rate, help=f"its peak (default {rate:g})")
+    for name, text in {"learning_rate": "AdamW's peak", "muon_rate": "Muon's peak"}.items():
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=default, help=f"{text} (default {default:g})")
     parser.add_argument("--checkpoint-every", type=int, default=200, help="steps between checkpoints (default 200)")
     parser.add_argument("--bfloat16", action="store_true", help="compute the decoder in bfloat16, where the processor has it")
     parser.add_argument("--compile", action="store_true", help="train through torch.compile (needs a C++ compiler)")
@@ -389,7 +404,7 @@ def _main() -> None:
 
     config = TrainConfig(
         scenes=args.scenes, most=args.most, seed=args.seed, captions=args.captions, steps=args.steps, batch_size=args.batch_size,
-        learning_rate=args.learning_rate, bfloat16=args.bfloat16,
+        learning_rate=args.learning_rate, muon_rate=args.muon_rate, bfloat16=args.bfloat16,
     )  # fmt: skip
     generator = train(
         clipmend.load(args.model), args.out, config, checkpoint_every=args.checkpoint_every, compiled=args.compile, progress=True,
