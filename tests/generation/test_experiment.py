@@ -33,7 +33,9 @@ def parts() -> tuple[SceneGenerator, RandomDualEncoder, PresenceJudge]:
     torch.manual_seed(0)
     prior = LinearPrior(16, 16)
     prior.weight.copy_(torch.randn(16, 16))
-    decoder = SceneDecoder(DecoderConfig(embed_dim=16, components=4, widths=(16, 16), blocks=1, embedding=16, refiner=0))
+    decoder = SceneDecoder(
+        DecoderConfig(embed_dim=16, components=4, width=16, heads=2, layers=1, tokens=1, embedding=16, refiner=0)
+    )
     torch.nn.init.normal_(decoder.last.weight)
     return SceneGenerator(decoder, prior), RandomDualEncoder(), PresenceJudge(PresenceNet(8))
 
@@ -118,6 +120,7 @@ def test_a_sample_is_left_to_a_person(parts: Parts, tmp_path: Path) -> None:
     )
     assert all(row["person"] == "" for row in rows)
     assert (tmp_path / "check.png").exists()
+    assert (tmp_path / "check-judged.png").exists()
 
 
 def test_a_killed_run_draws_the_rest_alone_and_ends_with_equal_scores(

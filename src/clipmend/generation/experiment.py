@@ -15,9 +15,7 @@ Each way draws each prompt from the same noise, so that differences are paired. 
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
-import io
 import json
 import math
 import os
@@ -28,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -41,6 +38,7 @@ from clipmend.data.sheets import contact_sheet
 from clipmend.generation.command import print_if, run_main
 from clipmend.generation.distance import frechet_distance, kernel_distance
 from clipmend.generation.flow import METHODS as FLOWS
+from clipmend.generation.hand_check import Judged, write_sample
 from clipmend.generation.presence import PresenceJudge, load_presence_judge
 from clipmend.generation.prompts import FORMS, THINGS, excluded, prompts_with_scenes, required
 from clipmend.generation.rivals import METHODS, conditions
@@ -51,7 +49,6 @@ from clipmend.generation.world import few_objects_scenes
 __all__ = ["SCENE", "TRUE_IMAGE", "ExperimentConfig", "Measured", "run_experiment", "table"]
 
 TRUE_IMAGE, SCENE, ANY = "image embedding", "scene itself", "any scene"
-_SAMPLE = 100  # images to judge by hand
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ def run_experiment(
         mended: the same with a patch.
         judge: says what is in a drawn image.
         out: folder: images of each part (``.npy``), ``scores.json``, ``table.md``, sheets of prompts before and after, and, to
-            judge by hand, ``check.png``: 100 of the images before and after with what the judge says, which ``check.csv`` lists.
+            judge by hand, 100 of the images (:func:`~clipmend.generation.hand_check.write_sample`).
         config: what to draw.
         progress: bars, on a terminal.
         report: print each part as it is done.
@@ -166,7 +163,7 @@ def run_experiment(
         facts = [scene_facts(scene) for scene in real]
         chance: dict[str, dict[str, float | None]] = {}
         drawn: dict[tuple[str, str], Tensor] = {}
-        asked: list[_Asked] = []
+        asked: list[Judged] = []
         for form in FORMS:
             pairs = prompts_with_scenes(form, config.prompts, 0, config.subset)
             prompts, scenes = [prompt for prompt, _ in pairs], [render(scene, 64) for _, scene in pairs]
@@ -193,12 +190,15 @@ def run_experiment(
                     wanted, barred, present, things=THINGS, clusters=clusters, threshold=config.threshold
                 )
                 if method in ("plain", "mended"):
-                    asked += [_Asked(form, method, prompts[row // config.seeds], row, present[row]) for row in range(len(present))]
+                    asked += [
+                        Judged(form, method, prompts[row // config.seeds], pixels[row], row % config.seeds, present[row])
+                        for row in range(len(present))
+                    ]
                 print_if(report, f"{form}, {method}: {scores[form][method].to_dict()}")
             if any(form == kind for kind, _ in drawn):
                 _save(_sheet(prompts, drawn, form, config), out / f"{form}.png")
         if asked:
-            _hand_check(asked, drawn, config, out)
+            write_sample(asked, config.threshold, out)
         base = plain.encode_images([render(scene, 64) for scene in track(real, len(real), "drawing scenes", progress)])
         others = few_objects_scenes(len(real), 7_901, "test")
         for method in (ANY, *(method for form, method in drawn if form == "affirmative")):
@@ -260,17 +260,6 @@ def _save(sheet: Image.Image, path: Path) -> None:
     part.replace(path)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """One image and what the judge says of it; ``row`` among its form's and method's."""
-
-    form: str
-    method: str
-    prompt: Caption
-    row: int
-    present: NDArray[np.float64]
-
-
 def _by_chance(prompts: Sequence[Caption], facts: Sequence[frozenset[str]]) -> dict[str, float | None]:
     """The three shares for scenes of known content, each against every prompt."""
     hits, presence, exclusion = [], [], []
@@ -282,31 +271,6 @@ def _by_chance(prompts: Sequence[Caption], facts: Sequence[frozenset[str]]) -> d
         name: float(np.mean(values)) if values else None
         for name, values in (("score", hits), ("presence_recall", presence), ("exclusion_success", exclusion))
     }
-
-
-def _hand_check(asked: Sequence[_Asked], drawn: dict[tuple[str, str], Tensor], config: ExperimentConfig, out: Path) -> None:
-    """A sample of the images with the judge's answers, for a person to judge too: ``check.png``, and ``check.csv`` to fill in."""
-    picked = np.random.default_rng(0).permutation(len(asked))[:_SAMPLE]
-    column = {thing: place for place, thing in enumerate(THINGS)}
-    images, captions, lines = [], [], []
-    for number, place in enumerate(picked, 1):
-        one = asked[place]
-        images += to_images(drawn[one.form, one.method][one.row : one.row + 1])
-        told = []
-        for thing in sorted({*required([one.prompt])[0], *excluded([one.prompt])[0]}):
-            value = float(one.present[column[thing]])
-            answer = "yes" if value >= config.threshold else "no"
-            told.append(f"{thing}: {answer}")
-            lines.append([number, one.form, one.method, one.prompt.text, one.row % config.seeds, thing, f"{value:.3f}", answer, ""])
-        captions.append(f"{number}. {', '.join(told)}")
-    _save(contact_sheet(images, captions, 10, "What the judge sees", tile=112, caption_lines=4), out / "check.png")
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["number", "form", "drawn_from", "prompt", "seed", "thing", "probability", "judge", "person"])
-    writer.writerows(lines)
-    part = out / "check.csv.part"
-    part.write_text(text.getvalue(), encoding="utf-8")
-    part.replace(out / "check.csv")
 
 
 _MEASURES = {"score": "Negation score", "presence_recall": "Presence recall", "exclusion_success": "Exclusion success"}
