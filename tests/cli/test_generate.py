@@ -175,7 +175,7 @@ def test_a_prompt_without_negation_is_told_of(generator: Path, tmp_path: Path, m
 
 
 def test_without_diffusers_the_extra_is_named(generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "diffusers.models.attention_processor", None)
+    monkeypatch.setitem(sys.modules, "diffusers.models.attention", None)
     code, said = run("a cup", "--generator", generator, "-o", tmp_path / "x.png")
     assert code != 0
     assert "pip install 'clipmend[generate]'" in said

@@ -146,3 +146,64 @@ def test_every_wording_of_the_drawn_world_is_a_cue():
     assert gate_report(texts, [True] * len(texts)).misses == ()
     assert not has_negation("a clear view of the beach")
     assert not has_negation("an empty street under a clear sky")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"it isn{mark}t a dog" for mark in "'‘’‛ʻʼʽʹ′´`΄᾽᾿՚ꞌ＇"),
+        *(f"sugar{mark}free cake" for mark in "-\u2010\u2011\u2012\u2013\u2212－"),
+        "a non\u2011red car",
+        "a people\u2011less street",
+        "ＮＯ ｃａｒｓ",
+        "it is n\u00adot a dog",
+        "no\u200bcars",
+        "no\ufeffcars",
+        "person_without_helmet",
+        "no_helmet",
+    ],
+)
+def test_other_characters_that_look_alike(text: str) -> None:
+    assert has_negation(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a non\u2011stop flight", "forget\u2011me\u2011not flowers", "a hands\u2010free headset", "\u200ba_notebook\ufeff", "№ 5"],
+)
+def test_other_hyphens_in_words_that_deny_nothing(text: str) -> None:
+    assert not has_negation(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a corner with no stop sign",
+        "a robot, no 3d effects",
+        "no 18th century houses",
+        "a street with no 4x4 cars",
+        "no 1990s cars",
+        "no 2-story houses",
+        "whether a street is without cars or not",
+        "she daren't jump",
+        "they neednt run",
+        "we shan t see a dog",
+    ],
+)
+def test_a_denial_that_begins_like_a_phrase_that_denies_nothing(text: str) -> None:
+    assert has_negation(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["No. 10 Downing Street", "room no 12b", "no #5", "no.#5", "nos 3 and 4", "platform no 9½", "whether it is red or not"],
+)
+def test_numbers_and_phrases_are_known_still(text: str) -> None:
+    assert not has_negation(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "\t\n", "\0", "\ud800", "猫がいない", "нет собак", "لا قطط", "🙂", "a" * 10_000, "whether " * 1_000]
+)
+def test_any_text_is_judged(text: str) -> None:
+    assert not has_negation(text)

@@ -22,12 +22,12 @@ class Steps(str, Enum):
 _HELP = """Draw scenes for PROMPT with the small generator of the drawn world, and write a sheet: with a patch, the upper row of
 each pair is drawn from the plain embedding and the lower from the mended one, with the same noise.
 
-The generator knows the drawn world alone ('clipmend scenes'). Extra: pip install 'clipmend\\[generate]'.
+The bundled generator knows a part of the drawn world ('clipmend scenes') alone: one or two large objects. Extra:
+pip install 'clipmend\\[generate]'.
 
 [bold]Example[/bold]
 
-    python -m clipmend.generation.train --out generator
-    clipmend generate "a beach with a red cup but no cat" --generator generator --patch scenes -n 8 -o sheet.png
+    clipmend generate "a beach with a red cup but no cat" --patch scenes -n 8 -o sheet.png
 """
 
 
@@ -39,9 +39,7 @@ def register(app: typer.Typer) -> None:
         prompt: str = typer.Argument(..., metavar="PROMPT", help="What to draw."),
         out: Path = typer.Option(..., "--out", "-o", metavar="FILE", help="The sheet: a .png or .jpg file."),
         model: str = typer.Option("scenes", "--model", help="Backbone; the generator is of its embeddings."),
-        generator: str = typer.Option(
-            "scenes", "--generator", help="Folder of a trained generator; 'scenes': the one bundled with releases that have it."
-        ),
+        generator: str = typer.Option("scenes", "--generator", help="The bundled 'scenes', or the folder of one that you trained."),
         patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP),
         strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
         gate: bool | None = typer.Option(
@@ -51,7 +49,7 @@ def register(app: typer.Typer) -> None:
         seed: int = typer.Option(0, "--seed", min=0, help="Of the first image; the others count on from it."),
         steps: int = typer.Option(16, "--steps", min=1, max=1000, help="Steps from noise to image."),
         method: Steps = typer.Option(Steps.heun, "--method", help="How a step is taken; heun is slower and closer."),
-        guidance: float = typer.Option(2.0, "--guidance", min=0, help="How strongly the prompt leads; 1 is as trained."),
+        guidance: float = typer.Option(3.5, "--guidance", min=0, help="How strongly the prompt leads; 1 is as trained."),
         device: str | None = typer.Option(None, "--device", help="cpu, cuda, mps; default: the best that is there."),
         overwrite: bool = typer.Option(False, "--overwrite", help="Replace FILE if it is there."),
     ) -> None:

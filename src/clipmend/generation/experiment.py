@@ -73,8 +73,8 @@ class ExperimentConfig:
     methods: tuple[str, ...] = (*METHODS, TRUE_IMAGE, SCENE)
     subset: str = "standard"
     steps: int = 12
-    guidance: float = 2.0
-    method: str = "heun"
+    guidance: float = 3.5
+    method: str = "euler"
     weight: float = 0.5
     threshold: float = 0.5
 

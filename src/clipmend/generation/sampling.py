@@ -123,7 +123,7 @@ class SceneGenerator:
         seeds: Sequence[int],
         *,
         away: Condition | None = None,
-        guidance: float = 2.0,
+        guidance: float = 3.5,
         steps: int = 16,
         method: Method = "heun",
         shift: float = 1.0,
@@ -242,9 +242,11 @@ def load_generator(name: str | Path = "scenes", device: str | torch.device | Non
         config = json.loads((where / "config.json").read_text(encoding="utf-8"))
         weights = {key: value.float() for key, value in load_file(where / "model.safetensors").items()}
     except (FileNotFoundError, NotADirectoryError) as error:
-        place = "no generator comes with this release" if str(name) in BUNDLED else f"{where}: no trained generator there"
+        if str(name) in BUNDLED:
+            raise OSError(f"the bundled generator is missing from {where}: install clipmend again") from error
         raise OSError(
-            f"{place}; train one, which takes hours, with python -m clipmend.generation.train --out FOLDER, and name that folder"
+            f"{where}: no trained generator there; train one, which takes an hour, with "
+            "python -m clipmend.generation.train --out FOLDER"
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{where / 'config.json'}: not JSON ({error})") from error

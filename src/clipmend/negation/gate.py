@@ -5,7 +5,8 @@ was trained to leave it alone, while a miss loses the negation.
 
 What it cannot do: other languages (a Spanish "no" triggers, "sin" does not; a German "kein" is missed); negation by meaning
 alone ("a bare wall", "an empty street", "refuses"), or inside a word but for those in -less ("unlit" is missed, "treeless" is not);
-scope (which word is denied); quoted text ("a sign that says no parking" triggers); spelling mistakes.
+scope (which word is denied); a count that looks like a number ("no 5 star hotels" is missed); quoted text ("a sign that says no
+parking" triggers); spelling mistakes.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from dataclasses import dataclass
 
 __all__ = ["GateReport", "gate_report", "has_negation", "without_false_cues"]
 
-_AUXILIARIES = "ai|are|ca|could|did|does|do|had|has|have|is|might|must|need|ought|sha|should|was|were|wo|would"
+_AUXILIARIES = "ai|are|ca|could|dare|did|does|do|had|has|have|is|may|might|must|need|ought|sha|should|was|were|wo|would"
 
 # Removed before the cues are looked for: they hold a cue's letters and deny nothing.
 _NOT_NEGATION = re.compile(
     r"""
-      \bnos?\s?\.?\s?\#?\d+              # no. 5, no 5, nos. 3
+      \bnos?\s?(?:\.\s?\#?|\#)\d+       # no. 5, no.5, no #5
+    | \bnos\s?\d+                       # nos 3
+    | \bno\s\d+[a-c]?(?!\w|-\w)        # no 5, no 12a; but not "no 3d effects", "no 90s cars", "no 2-story houses"
     | \bnot\s(?:only|just|merely)\b      # not only a dog but also a cat
     | \bno\s(?:doubt|matter|wonder)\b
     | \b(?:whether\sor|if\sor)\snot\b
-    | \bwhether\s.{1,40}\sor\snot\b
+    | \bwhether\s(?P<asked>.{1,40})\sor\snot\b
     | \bnever\smind\b
     | \b(?:second\sto|bar)\snone\b
     | \bnone\sother\sthan\b
     | \bnothing\sless\sthan\b
     | \bno\sless\sthan\b
-    | \bnon?[- ]?stop\b
+    | \bnon[- ]?stop\b                   # but not "no stop sign"
     | \bnon[- ]?profits?\b
     | \bnon[- ]?stick\b
     | \bnon[- ]?fiction\b
@@ -70,7 +73,8 @@ _CUE = re.compile(
     | \b(?:hardly|barely|scarcely)\san?y?\b
     | \b(?:{_AUXILIARIES})n\s?'\s?t\b     # isn't, isn 't
     | (?<!\w)n't\b                        # is n't
-    | \b(?:ain|aren|couldn|didn|doesn|don|hadn|hasn|haven|isn|mustn|shouldn|wasn|weren|won|wouldn|can)t\b  # isnt
+    | \b(?:ain|aren|couldn|didn|doesn|don|hadn|hasn|haven|isn|mightn|mustn|needn|shan|shouldn|wasn|weren|wouldn)\s?t\b  # isnt
+    | \b(?:won|can)t\b
     | \black(?:s|ed|ing)?\b
     | \b(?:de)?void\sof\b | \bdevoid\b | \bbereft\sof\b | \b(?:empty|emptied|deprived|stripped|cleared|rid)\sof\b
     | \b(?:removed|vanished|disappeared|non-?existent)\b | \btaken\saway\b
@@ -90,26 +94,37 @@ _CUE = re.compile(
     re.VERBOSE,
 )
 
-_APOSTROPHES = str.maketrans(dict.fromkeys("‘’ʼʹ′´`＇", "'"))
+_ALIKE = str.maketrans(
+    dict.fromkeys("‘’‛ʻʼʽʹ′´`΄᾽᾿՚ꞌ＇", "'")
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")  # hyphens, one that does not break among them; en dash; minus
+    | dict.fromkeys("_\u200b\ufeff", " ")
+    | {"\u00ad": ""}  # a soft hyphen
+)
 
 
 def has_negation(text: str) -> bool:
     """Whether an English caption holds a negation cue.
 
-    Case, kind of apostrophe and white space do not matter. See the module's own text for what it cannot do.
+    Case, kind of apostrophe, hyphen and white space do not matter. See the module's own text for what it cannot do.
 
     Example:
         >>> has_negation("a street with no cars"), has_negation("it isn’t a dog"), has_negation("locker no. 5 and a notebook")
         (True, True, False)
     """
-    plain = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).lower()
+    plain = unicodedata.normalize("NFKC", text.translate(_ALIKE)).lower()
     plain = re.sub(r"\s+", " ", plain)
-    return _CUE.search(_NOT_NEGATION.sub(" ", plain)) is not None
+    return _CUE.search(without_false_cues(plain)) is not None
 
 
 def without_false_cues(text: str) -> str:
     """Lower-case text without the phrases that hold a cue's letters and deny nothing ("not only", "no. 5", "non-stop")."""
-    return _NOT_NEGATION.sub(" ", text)
+    return _NOT_NEGATION.sub(_rest, text)
+
+
+def _rest(phrase: re.Match[str]) -> str:
+    """What is left of a false cue: what is asked with "whether ... or not", where that denies something itself."""
+    asked = phrase["asked"]
+    return f" {asked} " if asked and _CUE.search(asked) else " "
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class Connections:
     def _open(self) -> sqlite3.Connection:
         if not (self.directory / store.DATABASE).is_file():
             raise store.damaged(self.directory, f"{store.DATABASE} is missing")
-        with translated(self.directory):
+        with translated(self.directory, opening=True):
             connection = connect(self.directory, "ro")
             try:
                 connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 import numpy as np
@@ -142,10 +142,14 @@ def _fits(pattern: bytes | None, value: bytes | None) -> bool:
 
 
 @contextmanager
-def translated(directory: Path) -> Iterator[None]:
-    """SQLite's errors in this library's words."""
+def translated(directory: Path, *, opening: bool = False) -> Iterator[None]:
+    """SQLite's errors in this library's words; also those that Python cannot read, of a schema whose damage they quote."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        if not opening:
+            raise
+        raise store.damaged(directory, f"{store.DATABASE} cannot be used ({error})") from error
     except sqlite3.Error as error:
         text = str(error)
         if "full" in text and isinstance(error, sqlite3.OperationalError):
@@ -174,7 +178,7 @@ class Database:
         self.directory = directory
         if not create and not (directory / store.DATABASE).is_file():
             raise store.damaged(directory, f"{store.DATABASE} is missing")
-        with translated(directory):
+        with translated(directory, opening=True):
             self.connection = connect(directory, "rwc" if create else "rw")
             self.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
             self.execute("PRAGMA temp_store = FILE")  # tables of a million files must not be held in memory
@@ -287,6 +291,8 @@ def read_fields(connection: sqlite3.Connection) -> dict[str, tuple[FieldType, st
     """Type and place of every field; a place is an SQL expression over ``images`` and ``extra``."""
     fields: dict[str, tuple[FieldType, str]] = {name: (type_, f"images.{name}") for name, type_ in BASE_FIELDS.items()}
     for name, type_, place in connection.execute("SELECT name, type, place FROM fields ORDER BY rowid"):
+        if not (isinstance(name, str) and isinstance(place, str) and type_ in get_args(FieldType)):
+            raise TypeError(f"the field {name!r} of type {type_!r}")
         fields[name] = (type_, f"extra.{place}")
     return fields
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -128,6 +129,8 @@ class IndexInfo:
         r"""Everything, fit for JSON: paths as texts, bytes that are not UTF-8 as ``\xff``, times as ISO 8601 writes them."""
         told = asdict(self)
         told["directory"] = plain(str(self.directory))
+        for name in ("written_by", "backbone", "image_digest"):
+            told[name] = plain(told[name])
         told["written"] = self.written.isoformat(timespec="seconds")
         told["roots"] = [{**asdict(root), "name": plain(root.name), "path": plain(str(root.path))} for root in self.roots]
         told["folders"] = {plain(name): count for name, count in self.folders.items()}
@@ -173,7 +176,7 @@ def _told(index: ImageIndex, verify: bool) -> IndexInfo:
     ((committed,),) = ask("SELECT value FROM meta WHERE key = 'committed'")
     used = len(snapshot.layout.rows)
     rows = len(snapshot.shards)
-    files = {entry.name: entry.stat() for entry in os.scandir(place) if entry.is_file(follow_symlinks=False)}
+    files = _files(place)
     newest = max(files[name].st_mtime for name in (store.MANIFEST, store.DATABASE) if name in files)
     resumable = max(0, rows - int(committed))
     return IndexInfo(
@@ -217,6 +220,17 @@ def _graph(index: ImageIndex, rows: int, verify: bool) -> GraphInfo:
         return GraphInfo("unusable", about.rows, max(0, rows - about.rows), about.recall, problem)
     missing = max(0, rows - about.rows)
     return GraphInfo("behind" if missing else "current", about.rows, missing, about.recall)
+
+
+def _files(place: Path) -> dict[str, os.stat_result]:
+    """The files in the folder, those that are links too, by name."""
+    files = {}
+    with os.scandir(place) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # a journal that came and went while it was written, a link to nowhere
+                if entry.is_file():
+                    files[entry.name] = os.stat(entry.path)
+    return files
 
 
 def _bytes(files: Mapping[str, int]) -> dict[str, int]:

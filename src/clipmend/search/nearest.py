@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import threading
 import zlib
@@ -111,12 +112,15 @@ def read_about(directory: Path, manifest: Manifest, epoch: int) -> tuple[About |
             return None, "it is of other rows"
         about = About(**{name: fields[name] for name in About.__dataclass_fields__})
         numbers = (about.bytes, about.crc32, about.rows, about.expansion)
-        if Path(about.file).name != about.file or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        named = Path(about.file).name == about.file and about.file.isascii() and about.file.isprintable()
+        if not named or not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise ValueError(about)
+        if not math.isfinite(about.recall):
             raise ValueError(about)
         return about, ""
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None, f"{store.NEAREST} is damaged"
 
 

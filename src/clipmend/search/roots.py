@@ -38,6 +38,8 @@ def read_roots(connection: sqlite3.Connection, directory: Path) -> list[Root]:
     """The folders by their id, found also after index and images moved together."""
     roots = []
     for id_, name, prefix, path, relative in connection.execute("SELECT id, name, prefix, path, relative FROM roots ORDER BY id"):
+        if not isinstance(name, str) or not isinstance(prefix, str):
+            raise TypeError(f"the folder {name!r}, whose paths start with {prefix!r}")
         place = Path(path)
         if not place.is_dir() and relative:
             beside = Path(os.path.normpath(directory.resolve() / relative))

@@ -182,7 +182,7 @@ def read_fields(directory: Path) -> dict[str, object]:
         raise ImageIndexError(f"{display_path(path)} cannot be read ({error.strerror or error})") from None
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(directory, f"{MANIFEST} is not JSON ({error})") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ImageIndexError(f"{display_path(path)} is not the manifest of an image index (its format is not {FORMAT!r})")
@@ -202,7 +202,7 @@ def read_manifest(directory: Path) -> Manifest:
             "update clipmend, or build the index again"
         )
     kinds = {"id": str, "backbone": dict, "embed_dim": int, "dtype": str, "count": int, "generation": int, "database": str}
-    wrong = [name for name, kind in kinds.items() if not isinstance(fields.get(name), kind)]
+    wrong = [name for name, kind in kinds.items() if type(fields.get(name)) is not kind]  # a truth value is no number
     backbone = fields.get("backbone")
     if not wrong and not (isinstance(backbone, dict) and all(isinstance(backbone.get(name), str) for name in ("name", "image"))):
         wrong = ["backbone"]
@@ -233,10 +233,13 @@ def write_skipped(directory: Path, skipped: Mapping[str, str]) -> None:
 
 def read_skipped(directory: Path) -> dict[str, str]:
     try:
-        return {row["path"]: row["reason"] for row in json.loads((directory / SKIPPED).read_bytes())}
+        skipped = {row["path"]: row["reason"] for row in json.loads((directory / SKIPPED).read_bytes())}
+        if not all(isinstance(told, str) for told in (*skipped, *skipped.values())):
+            raise TypeError("no texts")
+        return skipped
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ImageIndexError(
             f"{display_path(directory / SKIPPED)} is damaged; the next 'clipmend index' writes it again"
         ) from None
