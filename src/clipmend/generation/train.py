@@ -180,7 +180,8 @@ class _Training:
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.velocity: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(self.net) if compiled else self.net
         self.average = deepcopy(self.net).requires_grad_(False)
-        inner, others = [], []
+        inner: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, p in self.net.named_parameters():
             hidden = name.startswith(("layers.", "convolutions.")) and p.dim() > 1 and not name.endswith("scale_shift_table")
             (inner if hidden else others).append(p)
