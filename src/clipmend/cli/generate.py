@@ -27,7 +27,7 @@ pip install 'clipmend\\[generate]'.
 
 [bold]Example[/bold]
 
-    clipmend generate "a beach with a red cup but no cat" --patch scenes -n 8 -o sheet.png
+    clipmend generate "a red cup on a beach, but no cat" --patch scenes -o sheet.png
 """
 
 
@@ -43,10 +43,12 @@ def register(app: typer.Typer) -> None:
         patch: str | None = typer.Option(None, "--patch", help=PATCH_HELP),
         strength: float = typer.Option(1.0, "--strength", min=0, help="How strongly the patch corrects; 0 is not at all."),
         gate: bool | None = typer.Option(
-            None, "--gate/--no-gate", help="Leave a prompt without a negation cue as it is; default: as the patch says."
+            None,
+            "--gate/--no-gate",
+            help="Leave a prompt without a negation cue as it is; default: as the patch says (the bundled one: --no-gate).",
         ),
-        count: int = typer.Option(8, "--count", "-n", min=1, max=256, help="Images of each kind."),
-        seed: int = typer.Option(0, "--seed", min=0, help="Of the first image; the others count on from it."),
+        count: int = typer.Option(8, "--count", "-n", min=1, max=256, help="Images before, and as many after; eight in a row."),
+        seed: int = typer.Option(0, "--seed", min=0, max=2**63 - 1 - 256, help="Of the first image; the others count on from it."),
         steps: int = typer.Option(16, "--steps", min=1, max=1000, help="Steps from noise to image."),
         method: Steps = typer.Option(Steps.heun, "--method", help="How a step is taken; heun is slower and closer."),
         guidance: float = typer.Option(3.5, "--guidance", min=0, help="How strongly the prompt leads; 1 is as trained."),
@@ -55,7 +57,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         if not prompt.strip():
             raise ValueError("the prompt is empty; say what to draw")
-        if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        if out.suffix.lower() not in (".png", ".jpg", ".jpeg") and not out.is_dir():
             raise ValueError(f"{out} must end in .png or .jpg")
         _check_place(out, overwrite)
         if not math.isfinite(guidance):
@@ -70,8 +72,11 @@ def register(app: typer.Typer) -> None:
         load_generator(generator)  # read before the model, which takes longer: a broken one is told of at once
         plain, mended = load_encoder(model, device, patch, strength, gate)
         drawer = load_generator(generator, plain.device)
-        if patch is not None and not has_negation(prompt):
-            typer.echo("note: no negation cue (English) in the prompt, so that before and after should differ little", err=True)
+        if patch is not None and not gate and strength and not has_negation(prompt):
+            typer.echo(
+                "note: no negation cue (English) in the prompt: what changes is a side effect of the patch, which --gate avoids",
+                err=True,
+            )
         seeds = list(range(seed, seed + count))
         encoders = [plain] if patch is None else [plain, mended]
         drawn = [
@@ -98,7 +103,9 @@ def register(app: typer.Typer) -> None:
             part.replace(out)
         finally:
             part.unlink(missing_ok=True)
-        typer.echo(f"written: {out} ({count} images{', before and after' if patch is not None else ''})")
+        typer.echo(
+            f"written: {out} ({count} {'image' if count == 1 else 'images'}{', before and after' if patch is not None else ''})"
+        )
 
 
 def _check_place(out: Path, overwrite: bool) -> None:

@@ -308,16 +308,23 @@ def _span(low: float | None, high: float | None, sign: str = "") -> str:
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m clipmend.generation.experiment", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for images, scores and sheets")
-    parser.add_argument("--judge", type=Path, required=True, help="folder of a judge")
-    parser.add_argument("--generator", default="scenes", help="the bundled one, or a folder")
-    parser.add_argument("--patch", default="scenes")
+    parser.add_argument("--judge", type=Path, required=True, help="folder that python -m clipmend.generation.presence wrote")
+    parser.add_argument("--generator", default="scenes", help="the bundled one, or a folder (default scenes)")
+    parser.add_argument("--patch", default="scenes", help="the bundled one, or a folder (default scenes)")
     defaults = ExperimentConfig()
-    for name in ("prompts", "seeds", "steps"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
-    for name in ("guidance", "weight", "threshold"):
-        parser.add_argument(f"--{name}", type=float, default=getattr(defaults, name))
-    parser.add_argument("--subset", default=defaults.subset)
-    parser.add_argument("--method", default=defaults.method, help="euler or heun")
+    told = {
+        "prompts": "prompts of each form", "seeds": "images of each prompt", "steps": "steps from noise to image",
+        "guidance": "how strongly a condition leads", "weight": "of what is denied, in query arithmetic",
+        "threshold": "probability from which the judge sees a thing",
+    }  # fmt: skip
+    for name, text in told.items():
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} (default {default:g})")
+    parser.add_argument(
+        "--subset", default=defaults.subset, choices=("standard", "reserved_wording", "reserved_kind"),
+        help="wordings and things denied: those of the patch's training, or reserved ones (default standard)",
+    )  # fmt: skip
+    parser.add_argument("--method", default=defaults.method, choices=FLOWS, help="how a step is taken (default euler)")
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
     args = parser.parse_args()
     if args.threads > 0:

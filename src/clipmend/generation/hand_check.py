@@ -122,6 +122,8 @@ def agreement(path: str | Path) -> Agreement:
             the same question twice, or no answer of a person at all.
     """
     source = Path(path)
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such file; it is the check.csv that an experiment writes, filled by a person")
     _, rows = read_table(source, ["number", "thing", "judge", "person"])
     numbers, same, person, differ = [], [], [], []
     seen: dict[tuple[int, str], int] = {}

@@ -1,6 +1,6 @@
 """Held-out prompts for generated scenes: what each asks for and what it rules out is known.
 
-All come from scenes of one to three objects (:mod:`clipmend.generation.world`) of the test split, with seeds of their own, so that
+All come from scenes of one or two objects (:mod:`clipmend.generation.world`) of the test split, with seeds of their own, so that
 no prompt tells of a scene that anything was trained on.
 """
 
@@ -41,8 +41,8 @@ def generation_prompts(form: str, count: int = 500, seed: int = 0, subset: str =
         subset: wordings and things that may be denied: ``"standard"``, ``"reserved_wording"`` or ``"reserved_kind"``.
 
     Returns:
-        Captions without an image. One to three things are asked for, some with their colour; nothing tells of sizes and numbers,
-        which no judge is asked about.
+        Captions without an image. One or two things and a place are asked for, some with their colour; nothing tells of sizes or
+        numbers, which no judge is asked about.
 
     Raises:
         ValueError: an unknown form or subset, a count below 1, or more than there are different prompts.
