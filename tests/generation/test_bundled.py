@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import clipmend
-from clipmend.cli import app
+from clipmend.cli.app import app
 from clipmend.data.scenes import render
 from clipmend.generation.sampling import BUNDLED, SceneGenerator, load_generator, to_images
 from clipmend.generation.world import few_objects_scenes

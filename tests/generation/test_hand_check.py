@@ -85,3 +85,13 @@ def test_the_command_prints_shares_and_refuses_in_one_line(tmp_path: Path) -> No
     assert gone.returncode == 1
     assert gone.stderr.startswith("error: ")
     assert gone.stderr.count("\n") == 1
+
+
+def test_the_page_says_what_the_filled_sample_says() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    found, page = agreement(docs / "generation-check.csv"), (docs / "generation.md").read_text(encoding="utf-8")
+    assert f"{found.answers} questions about {found.images} of these images" in page
+    for share, (low, high) in (
+        (found.agreement, found.interval), (found.recall, found.recall_interval), (found.specificity, found.specificity_interval)
+    ):  # fmt: skip
+        assert f"{100 * share:.1f} % ({100 * low:.1f} to {100 * high:.1f})" in page
