@@ -327,8 +327,9 @@ def train(
                 "prior_penalty": fitted.penalty, "basis_keeps": round(training.kept_variance, 5),
                 "parameters": sum(p.numel() for p in training.net.parameters()),
             }  # fmt: skip
-            return SceneGenerator(
-                deepcopy(training.average), fitted.prior, encoder.name, fingerprint.image, fingerprint.text, about
+            decoder = deepcopy(training.average).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            return SceneGenerator(  # laid out as one that is loaded, so that it draws the same to the bit
+                decoder, fitted.prior, encoder.name, fingerprint.image, fingerprint.text, about
             )  # fmt: skip
 
         smooth: dict[str, float] = {}
