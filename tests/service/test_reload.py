@@ -65,7 +65,9 @@ def on_disk(place: Path) -> set[str]:
 
 def draw(file: Path, colour: tuple[int, int, int]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (6, 5), colour).save(file)
+    part = file.with_name(f".{file.name}.part")  # whole or not at all: a half-written file is rightly answered with 422
+    Image.new("RGB", (6, 5), colour).save(part, "PNG")
+    part.replace(file)
 
 
 def update(place: Path, **options: Any) -> None:
