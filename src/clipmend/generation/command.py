@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["print_if", "run_main"]
+from PIL import Image
+
+__all__ = ["print_if", "run_main", "save_png"]
 
 
 def print_if(show: bool, text: str) -> None:
     """Print at once, so that a log can be followed."""
     if show:
         print(text, flush=True)
+
+
+def save_png(picture: Image.Image, path: Path) -> None:
+    """Write a picture beside its place and rename it into it."""
+    part = path.with_name(f"{path.name}.part")
+    picture.save(part, "PNG")
+    part.replace(path)
 
 
 def run_main(main: Callable[[], None]) -> None:

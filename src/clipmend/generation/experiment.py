@@ -35,7 +35,7 @@ from clipmend.checkpoint import exclusive
 from clipmend.data.records import Caption
 from clipmend.data.scenes import render, scene_facts
 from clipmend.data.sheets import contact_sheet
-from clipmend.generation.command import print_if, run_main
+from clipmend.generation.command import print_if, run_main, save_png
 from clipmend.generation.distance import frechet_distance, kernel_distance
 from clipmend.generation.flow import METHODS as FLOWS
 from clipmend.generation.hand_check import Judged, write_sample
@@ -196,7 +196,7 @@ def run_experiment(
                     ]
                 print_if(report, f"{form}, {method}: {scores[form][method].to_dict()}")
             if any(form == kind for kind, _ in drawn):
-                _save(_sheet(prompts, drawn, form, config), out / f"{form}.png")
+                save_png(_sheet(prompts, drawn, form, config), out / f"{form}.png")
         if asked:
             write_sample(asked, config.threshold, out)
         base = plain.encode_images([render(scene, 64) for scene in track(real, len(real), "drawing scenes", progress)])
@@ -252,12 +252,6 @@ def _sheet(prompts: Sequence[Caption], drawn: dict[tuple[str, str], Tensor], for
     images = [image for method in shown for image in to_images(drawn[form, method][rows])]
     captions = [f"{method}: {prompts[row // config.seeds].text}" for method in shown for row in rows]
     return contact_sheet(images, captions, len(rows), tile=128, caption_lines=4)
-
-
-def _save(sheet: Image.Image, path: Path) -> None:
-    part = path.with_name(f"{path.name}.part")
-    sheet.save(part, "PNG")
-    part.replace(path)
 
 
 def _by_chance(prompts: Sequence[Caption], facts: Sequence[frozenset[str]]) -> dict[str, float | None]:

@@ -22,7 +22,7 @@ from clipmend.data.records import Caption
 from clipmend.data.sheets import contact_sheet
 from clipmend.data.tables import integer_field, problem, read_table
 from clipmend.evaluation.intervals import bootstrap_mean
-from clipmend.generation.command import run_main
+from clipmend.generation.command import run_main, save_png
 from clipmend.generation.prompts import THINGS, excluded, required
 from clipmend.generation.sampling import to_images
 
@@ -79,9 +79,7 @@ def write_sample(images: Sequence[Judged], threshold: float, out: Path) -> None:
     for name, captions, title in (
         ("check.png", blind, "What do you see?"), ("check-judged.png", judged, "What the judge sees")
     ):  # fmt: skip
-        part = out / f"{name}.part"
-        contact_sheet(shown, captions, 10, title, tile=112, caption_lines=4).save(part, "PNG")
-        part.replace(out / name)
+        save_png(contact_sheet(shown, captions, 10, title, tile=112, caption_lines=4), out / name)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_HEADER)
